@@ -1,0 +1,176 @@
+"""The contract of a scorer plugin.
+
+A scorer is a class with ``async def score(replay, context) -> Score`` (a *gate*: eligible or not, with the reason) or
+``async def measure(replay, context) -> Sample`` (a *metric*: one number a call; the finals decide how often and
+when). If it has an ``Options`` attribute (a frozen pydantic model), it is constructed as ``Scorer(options)`` from the
+keys of its table in the race file, else as ``Scorer()``. A metric has the attributes ``unit`` (text) and ``goal``
+(``"min"`` or ``"max"``).
+
+Every call gets a replay of its own: a fresh fork of the base in which nothing but the submission was put, without
+any process of the agent. What a scorer does to it is seen by no other scorer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+from race.errors import Rejected
+from race.sandbox import ExecResult, Sandbox
+from race.submission import Submission, printable
+from race.task import Task
+
+Goal: TypeAlias = Literal["min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a gate says.
+
+    Attributes:
+        passed: whether the attempt stays eligible.
+        reason: one sentence for people; why not, when it did not pass.
+        details: more to show or to keep, by name.
+    """
+
+    passed: bool
+    reason: str = ""
+    details: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement.
+
+    Attributes:
+        value: finite and above zero.
+        wait: share of the wall time, in [0, 1), that the measured program waited for a processor; 0 if unknown.
+        seconds: wall time of the measurement as seen from outside.
+    """
+
+    value: float
+    wait: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A fresh fork of the base with only the submission in it.
+
+    Attributes:
+        sandbox: the fork.
+        submission: what was put into it; an empty one for the base itself.
+        task: what was asked.
+        env: what `run` adds to the sandbox's environment, the same for every replay.
+        is_base: whether this is the unchanged base.
+    """
+
+    sandbox: Sandbox
+    submission: Submission
+    task: Task
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_base: bool = False
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float,
+        env: Mapping[str, str] | None = None,
+        output_limit: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a command in the project's folder; see `race.Sandbox.exec`."""
+        return await self.sandbox.exec(
+            command,
+            cwd=self.task.workdir,
+            env={**self.env, **(env or {})},
+            timeout=timeout,
+            output_limit=output_limit,
+        )
+
+    async def must_run(
+        self, command: str | Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None
+    ) -> ExecResult:
+        """Run a command that has to end with exit status 0.
+
+        Raises:
+            Rejected: it did not, or took too long; the text says so with the end of its output.
+        """
+        done = await self.run(command, timeout=timeout, env=env)
+        if done.timed_out:
+            raise Rejected(f"timed out: {command!r} took more than {timeout:g} s")
+        if done.exit_code != 0:
+            raise Rejected(f"{command!r} failed (exit status {done.exit_code}): {last_lines(done)}")
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreContext:
+    """What a scorer knows besides its replay.
+
+    Attributes:
+        scorer: the scorer's name in this race.
+        attempt: name of the attempt, ``"base"`` for the base.
+        round: of the finals, from 0 (the warm-up); always 0 for gates.
+        seed: the same for every attempt in a round, drawn after the agents have ended.
+        baseline: the scorer's own result on the base, once there is one.
+    """
+
+    scorer: str
+    attempt: str
+    round: int = 0
+    seed: int = 0
+    baseline: Score | Sample | None = None
+
+
+@runtime_checkable
+class Gate(Protocol):
+    """Entry point group ``race.scorers``: eligible or not, with the reason."""
+
+    async def score(self, replay: Replay, context: ScoreContext) -> Score:
+        """Judge one replay. An exception means that the scorer broke, not that the score is bad."""
+        ...
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """Entry point group ``race.scorers``: one sample a call."""
+
+    @property
+    def unit(self) -> str:
+        """Of the values, such as ``"ms"``."""
+        ...
+
+    @property
+    def goal(self) -> Goal:
+        """Whether less or more is better."""
+        ...
+
+    async def measure(self, replay: Replay, context: ScoreContext) -> Sample:
+        """Measure one replay once.
+
+        Raises:
+            Rejected: there is no number, and the text says why; the attempt is not eligible.
+        """
+        ...
+
+
+def last_lines(done: ExecResult, limit: int = 300) -> str:
+    """The end of what a command printed, for a reason: the last lines that say something, escaped and bounded."""
+    text = (done.stderr if done.stderr.strip() else done.stdout).decode("utf-8", "replace")
+    lines = [printable(line.strip()) for line in text.splitlines() if line.strip()]
+    said = " / ".join(lines[-3:])
+    return (f"…{said[-limit:]}" if len(said) > limit else said) or "it printed nothing"
+
+
+def wait_share(done: ExecResult) -> float:
+    """The share of a command's wall time that it waited for a processor; see `Sample.wait`."""
+    return min(max(done.usage.wait_seconds / done.seconds, 0.0), 0.95) if done.seconds > 0 else 0.0
+
+
+def scoring_seed(context: ScoreContext) -> dict[str, str]:
+    """Environment that varies by round and is the same for every candidate: what hash order costs or saves is
+    averaged out, not won by luck (Georges et al. 2007 name such factors; here they are drawn anew each round).
+    """
+    return {"PYTHONHASHSEED": str(context.seed % 4_294_967_296)}

@@ -1,0 +1,24 @@
+"""What every agent is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every agent of a race is asked, with its rules.
+
+    Attributes:
+        name: of the task.
+        prompt: what to do, as the race file says it, without any entry's hint.
+        workdir: absolute path of the project inside the sandbox.
+        protected: patterns of paths, relative to ``workdir``, that must stay byte-identical.
+        editable: patterns of the only paths that may change; empty means any that is not protected.
+    """
+
+    name: str
+    prompt: str
+    workdir: str
+    protected: tuple[str, ...] = ()
+    editable: tuple[str, ...] = ()

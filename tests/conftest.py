@@ -1,0 +1,36 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from race.plugins import provider
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Run each asynchronous test under both event loops."""
+    return request.param
+
+
+async def delete_all(home: Path) -> None:
+    """Delete every sandbox of a state folder, children before parents."""
+    made = provider("local", home, "test")
+    try:
+        for info in reversed(await made.list()):
+            await (await made.get(info.name)).delete()
+    finally:
+        await made.aclose()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A state folder, whose sandboxes are gone after the test."""
+    place = tmp_path / "home"
+    place.mkdir()
+    yield place
+    anyio.run(delete_all, place)
