@@ -1,0 +1,92 @@
+"""From a race file to plugins that are ready: everything that can be refused before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from race.attempt import Attempt
+from race.errors import RaceError, SpecError
+from race.plugins import agent as make_agent
+from race.plugins import check_defaults
+from race.plugins import provider as make_provider
+from race.plugins import scorer as make_scorer
+from race.sandbox import SandboxProvider
+from race.scoring import Gate, Metric
+from race.spec import RaceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The plugins of a race, made and checked before anything starts.
+
+    Attributes:
+        attempts: one for every attempt, in order.
+        gates: by name, in order.
+        metrics: by name, in order; the first decides.
+        provider: of the sandboxes.
+    """
+
+    attempts: tuple[Attempt, ...]
+    gates: tuple[tuple[str, Gate], ...]
+    metrics: tuple[tuple[str, Metric], ...]
+    provider: SandboxProvider
+
+
+def assemble(spec: RaceSpec, home: Path) -> Plugins:
+    """Find and construct every plugin that a race file names.
+
+    Raises:
+        SpecError: options that a plugin does not know or refuses, or something that the provider cannot do.
+        PluginError: a plugin is unknown or has the wrong shape.
+        MachineError: an agent lacks what it needs of this machine, such as a key.
+    """
+    check_defaults(spec)
+    attempts: list[Attempt] = []
+    for i, entry in enumerate(spec.entries):
+        for name in entry.attempt_names():
+            agent = make_agent(spec, i)
+            check = getattr(agent, "check", None)
+            if check is not None:
+                try:
+                    check(entry.model)
+                except RaceError as e:
+                    raise type(e)(f"{spec.place('entries', i)} ({entry.name!r}): {e}") from e
+            attempts.append(Attempt(name, entry, agent, len(attempts)))
+    gates: list[tuple[str, Gate]] = []
+    metrics: list[tuple[str, Metric]] = []
+    for i, table in enumerate(spec.scorers):
+        scorer = make_scorer(spec, i)
+        if isinstance(scorer, Metric):
+            metrics.append((table.label, scorer))
+        else:
+            gates.append((table.label, scorer))
+    provider = make_provider(spec.base.sandbox, home, spec.place("base", "sandbox"))
+    _check_capabilities(spec, provider)
+    return Plugins(tuple(attempts), tuple(gates), tuple(metrics), provider)
+
+
+def _check_capabilities(spec: RaceSpec, provider: SandboxProvider) -> None:
+    """Refuse what the provider cannot do before anything starts."""
+    can = provider.capabilities
+    for phase in ("setup", "agent", "scoring"):
+        asked = getattr(spec.base.network, phase)
+        kind = asked if isinstance(asked, str) else "hosts"
+        if kind not in can.networks:
+            offered = ", ".join(sorted(can.networks))
+            raise SpecError(
+                f"{spec.place('base', 'network', phase)}: the provider {spec.base.sandbox!r} offers {offered} here"
+            )
+    for name in spec.base.limits.model_fields_set:
+        if getattr(spec.base.limits, name) is not None and name not in can.limits:
+            offered = ", ".join(sorted(can.limits)) or "none"
+            raise SpecError(
+                f"{spec.place('base', 'limits', name)}: the provider {spec.base.sandbox!r} cannot enforce this limit "
+                f"here; it can enforce: {offered}"
+            )
+    kind = "host" if spec.base.image == "host" else "directory"
+    if kind not in can.images:
+        raise SpecError(
+            f"{spec.place('base', 'image')}: the provider {spec.base.sandbox!r} takes no {kind} image; "
+            f"it takes: {', '.join(sorted(can.images))}"
+        )
