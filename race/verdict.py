@@ -1,0 +1,114 @@
+"""What came of a race, as it is kept, shown, and printed as JSON. Keys may be added, never renamed."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RaceStatus: TypeAlias = Literal["won", "no_winner", "cancelled", "failed"]
+AttemptState: TypeAlias = Literal["scored", "ineligible", "failed", "cancelled", "eliminated"]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class GateResult(_Value):
+    """What one gate said of one attempt."""
+
+    passed: bool
+    reason: str = ""
+
+
+class MetricResult(_Value):
+    """What one metric measured of one candidate."""
+
+    value: float
+    """The median of the samples."""
+    unit: str
+    samples: tuple[float, ...]
+    """In the order of the rounds; the warm-up is left out."""
+    spread: float = 0.0
+    """Half the width of the interquartile range over the median."""
+
+
+class Speedup(_Value):
+    """How many times better than the base; above 1 is better, whatever the metric's direction."""
+
+    vs_base: float
+    low: float
+    high: float
+    """The ends of the 95 % interval."""
+
+
+class AttemptUsage(_Value):
+    """What an attempt's model calls used."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float | None = None
+    """None when it is not known."""
+
+
+class AttemptVerdict(_Value):
+    """What came of one attempt."""
+
+    name: str
+    entry: str
+    agent: str
+    model: str | None = None
+    hint: str = ""
+    state: AttemptState
+    eligible: bool = False
+    outcome: str = ""
+    """Why the agent ended: "done", or the limit that ended it."""
+    reasons: tuple[str, ...] = ()
+    gates: dict[str, GateResult] = Field(default_factory=dict)
+    metrics: dict[str, MetricResult] = Field(default_factory=dict)
+    speedup: Speedup | None = None
+    p_best: float | None = None
+    """Probability that it is the best of all, as far as the samples tell."""
+    steps: int = 0
+    usage: AttemptUsage = AttemptUsage()
+    message: str = ""
+    """The agent's last words: data, not fact."""
+    seconds: float = 0.0
+    files_changed: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Changed paths that are no part of the submission."""
+    patch: str | None = None
+    """Path of the patch file."""
+    sandbox: str | None = None
+    sandbox_state: Literal["kept", "deleted"] = "deleted"
+
+
+class BaseVerdict(_Value):
+    """What was measured of the base."""
+
+    sandbox: str | None = None
+    metrics: dict[str, MetricResult] = Field(default_factory=dict)
+
+
+class Verdict(_Value):
+    """What came of a race."""
+
+    race: str
+    task: str
+    status: RaceStatus
+    winner: str | None = None
+    tied_with: tuple[str, ...] = ()
+    confidence: float = 0.0
+    """Probability, in [0, 1], that the winner is the best."""
+    decided_by: str = ""
+    """In a sentence: why this one, or why none."""
+    base: BaseVerdict = BaseVerdict()
+    attempts: tuple[AttemptVerdict, ...] = ()
+    seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    def attempt(self, name: str) -> AttemptVerdict | None:
+        """The attempt of a name, or None."""
+        return next((a for a in self.attempts if a.name == name), None)
