@@ -1,0 +1,1 @@
+"""The sandbox providers that come with the package, one module or folder each."""

@@ -1,0 +1,364 @@
+"""PID 1 of a sandbox: a small server on a socket that only its owner can reach.
+
+It outlives the orchestrator. It starts commands and file transfers, ends those whose time is up or whose
+orchestrator is gone, empties pipes that nobody reads any more, reaps orphans, and stops and continues everything.
+It never opens or loads a file of the sandbox itself: what works on files is a forked child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from race.sandboxes.local import processes, shim, transfer, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from race.sandboxes.local.messages import Ended
+
+_REAPING = 2.0
+"""Seconds to wait for what was killed to be gone before answering anyway."""
+_REAPING_CHECK = 0.003
+_READ = 1 << 18
+
+
+class _Job:
+    """A command or transfer that a connection has asked for.
+
+    Attributes:
+        pid: of the child that runs it; 0 before it is started and after it has ended.
+        readers: the read ends of its output, to be emptied when the orchestrator has gone.
+        survives: whether it may see for itself that the orchestrator has gone, and tidy up.
+        deadline: when its time is up, on the monotonic clock.
+        dying: what was killed and has not been reaped.
+        reaped_by: when to answer at the latest.
+        timed_out: why it was killed.
+    """
+
+    def __init__(self, readers: list[int], deadline: float | None) -> None:
+        self.pid = 0
+        self.readers = readers
+        self.survives = False
+        self.deadline = deadline
+        self.dying: set[int] | None = None
+        self.reaped_by = 0.0
+        self.timed_out = False
+        self.cpu = 0.0
+        self.max_rss = 0
+
+
+class _Connection:
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.job: _Job | None = None
+        self.holding = False
+
+
+class Server:
+    """The event loop of PID 1.
+
+    Args:
+        listener: where the orchestrator connects.
+        processes_limit: for commands; PID 1's own is higher, so that it can act against a fork bomb.
+    """
+
+    def __init__(self, listener: socket.socket, processes_limit: int | None) -> None:
+        self._listener = listener
+        self._limit = processes_limit
+        self._connections: dict[int, _Connection] = {}
+        self._drains: set[int] = set()
+        self._waiting: list[Callable[[], None]] = []
+        self._stopped_before: set[int] | None = None
+        self._frozen = False
+        self._port: socket.socket | None = None
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        # The kernel keeps from PID 1 whatever it has no handler for, and Python has one for this.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, _wake_up)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        self._epoll = select.epoll()
+        for descriptor in (listener.fileno(), self._wake):
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Serve for ever."""
+        # Nothing may be imported any more: the file system now belongs to the sandbox.
+        for each in (sys.path, sys.meta_path, sys.path_hooks):
+            each.clear()
+        while True:
+            for descriptor, _ in self._epoll.poll(self._patience()):
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                elif descriptor == self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake, 4096)
+                elif descriptor in self._drains:
+                    self._drain(descriptor)
+                elif descriptor in self._connections:
+                    self._serve(self._connections[descriptor])
+            self._reap()
+            self._keep_time()
+
+    def _patience(self) -> float | None:
+        now = time.monotonic()
+        waits = [
+            _REAPING_CHECK if job.dying else max(0.0, (job.deadline or now) - now)
+            for job in self._jobs()
+            if job.dying or job.deadline is not None
+        ]
+        return min(waits, default=None)
+
+    def _jobs(self) -> list[_Job]:
+        return [each.job for each in self._connections.values() if each.job is not None]
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError:
+            return
+        self._connections[accepted.fileno()] = _Connection(accepted)
+        self._epoll.register(accepted.fileno(), select.EPOLLIN)
+
+    def _serve(self, connection: _Connection) -> None:
+        try:
+            received = wire.receive(connection.socket)
+        except (OSError, ValueError):
+            received = None
+        if received is None:
+            self._closed(connection)
+            return
+        message, descriptors = received
+        match message["do"]:
+            case "exec" | "put" | "take":
+                self._begin(connection, message, descriptors)
+            case "end":
+                self._end(connection)
+            case "done":
+                self._release_readers(connection)
+                connection.job = None
+            case "freeze" | "hold" | "thaw":
+                self._freeze_or_thaw(connection, message["do"])
+                self._answer(connection, {"done": True})
+            case "listen":
+                self._listen(connection)
+            case unknown:
+                self._answer(connection, {"error": f"the sandbox does not know how to {unknown!r}"})
+
+    def _answer(self, connection: _Connection, message: Any, descriptors: list[int] | None = None) -> None:  # noqa: ANN401 - any of the messages
+        with contextlib.suppress(OSError):  # the orchestrator is gone; its connection will say so
+            wire.send(connection.socket, message, descriptors)
+
+    # Commands and transfers
+
+    def _begin(self, connection: _Connection, message: Any, descriptors: list[int]) -> None:  # noqa: ANN401 - it came over the wire
+        if self._frozen:
+            _close(descriptors)
+            self._answer(connection, {"error": "the sandbox is frozen"})
+            return
+        if self._stopped_before is not None:  # held for a moment, while its files are copied
+            connection.job = _Job([], None)
+            self._waiting.append(lambda: self._start(connection, message, descriptors))
+            return
+        self._start(connection, message, descriptors)
+
+    def _start(self, connection: _Connection, message: Any, descriptors: list[int]) -> None:  # noqa: ANN401
+        if connection.socket.fileno() < 0:  # it was closed while it waited
+            _close(descriptors)
+            return
+        readers: list[int] = []
+        deadline = None
+        if message["do"] == "exec":
+            outputs = 1 if message["merged"] else 2
+            readers = descriptors[outputs : 2 * outputs]
+            if message["timeout"] is not None:
+                deadline = time.monotonic() + message["timeout"]
+        job = _Job(readers, deadline)
+        job.survives = message["do"] != "exec"
+        try:
+            job.pid = os.fork()
+        except OSError as error:
+            _close(descriptors)
+            connection.job = None
+            self._answer(connection, {"error": f"the sandbox cannot start a process: {error.strerror}"})
+            return
+        if job.pid == 0:
+            self._run_child(connection, message, descriptors)
+        connection.job = job
+        _close([each for each in descriptors if each not in readers])
+
+    def _run_child(self, connection: _Connection, message: Any, descriptors: list[int]) -> None:  # noqa: ANN401
+        """In the child: do the work and exit."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if message["do"] == "exec":
+                outputs = 1 if message["merged"] else 2
+                given = descriptors[-1] if message["has_input"] else self._null
+                streams = [given, descriptors[0], descriptors[outputs - 1]]
+                shim.run(message, streams, connection.socket, self._limit)
+            else:
+                work = transfer.put if message["do"] == "put" else transfer.take
+                wire.send(connection.socket, work(descriptors[0], message["path"]))
+        except BaseException as error:  # noqa: BLE001 - nothing may escape into the parent's loop
+            with contextlib.suppress(OSError):
+                wire.send(connection.socket, {"error": f"{type(error).__name__}: {error}"})
+        finally:
+            os._exit(0)
+
+    def _end(self, connection: _Connection, *, timed_out: bool = False) -> None:
+        job = connection.job
+        if job is None:
+            self._answer(connection, {"done": True})
+            return
+        if job.dying is not None:
+            return
+        job.timed_out = timed_out
+        job.deadline = None
+        job.dying = processes.end_tree(job.pid) if job.pid else set()
+        job.reaped_by = time.monotonic() + _REAPING
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        for connection in list(self._connections.values()):
+            job = connection.job
+            if job is None:
+                continue
+            if job.dying is not None:
+                job.dying = {each for each in job.dying if processes.exists(each)}
+                if not job.dying or now >= job.reaped_by:
+                    self._report_killed(connection, job)
+            elif job.deadline is not None and now >= job.deadline:
+                self._end(connection, timed_out=True)
+
+    def _report_killed(self, connection: _Connection, job: _Job) -> None:
+        ended: Ended = {
+            "status": signal.SIGKILL,
+            "timed_out": job.timed_out,
+            "cpu": job.cpu,
+            "wait": 0.0,
+            "max_rss": job.max_rss,
+        }
+        self._answer(connection, ended)
+        self._release_readers(connection)
+        connection.job = None
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for connection in list(self._connections.values()):
+                job = connection.job
+                if job is None:
+                    continue
+                if job.dying is not None and pid in job.dying:
+                    job.dying.discard(pid)
+                    job.cpu += usage.ru_utime + usage.ru_stime
+                    job.max_rss = max(job.max_rss, usage.ru_maxrss * 1024)
+                elif job.pid == pid:
+                    self._child_ended(connection, job, status)
+
+    def _child_ended(self, connection: _Connection, job: _Job, status: int) -> None:
+        """The shim has reported and gone, or was itself killed: then this is all that there is to report."""
+        job.pid = 0
+        job.deadline = None
+        if os.WIFSIGNALED(status):
+            ended = {"status": status, "timed_out": False, "cpu": 0.0, "wait": 0.0, "max_rss": 0}
+            self._answer(connection, ended)
+
+    # Pipes that nobody reads any more
+
+    def _release_readers(self, connection: _Connection) -> None:
+        if connection.job is None:
+            return
+        for reader in connection.job.readers:
+            os.set_blocking(reader, False)
+            self._drains.add(reader)
+            self._epoll.register(reader, select.EPOLLIN)
+        connection.job.readers = []
+
+    def _drain(self, reader: int) -> None:
+        try:
+            if os.read(reader, _READ):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._epoll.unregister(reader)
+        self._drains.discard(reader)
+        os.close(reader)
+
+    def _closed(self, connection: _Connection) -> None:
+        """The orchestrator is gone, or wants no more: what it had asked for ends."""
+        if connection.job is not None and not connection.job.survives:
+            self._end(connection)
+        self._release_readers(connection)
+        self._epoll.unregister(connection.socket.fileno())
+        del self._connections[connection.socket.fileno()]
+        connection.socket.close()
+        if connection.holding and not self._frozen:
+            self._go_on()
+
+    # Freezing
+
+    def _freeze_or_thaw(self, connection: _Connection, what: str) -> None:
+        if what == "thaw":
+            self._frozen = False
+            self._go_on()
+            return
+        connection.holding = what == "hold"
+        self._frozen = self._frozen or what == "freeze"
+        if self._stopped_before is None:
+            self._stopped_before = processes.stop_all()
+
+    def _go_on(self) -> None:
+        if self._frozen or any(each.holding for each in self._connections.values()):
+            return
+        if self._stopped_before is not None:
+            processes.continue_all(self._stopped_before)
+            self._stopped_before = None
+        waiting, self._waiting = self._waiting, []
+        for start in waiting:
+            start()
+
+    # A way out for programs inside
+
+    def _listen(self, connection: _Connection) -> None:
+        """Answer with a socket that listens on the sandbox's own loopback; always the same one."""
+        try:
+            if self._port is None:
+                self._port = socket.socket()
+                self._port.bind(("127.0.0.1", PROXY_PORT))
+                self._port.listen(128)
+        except OSError as error:
+            self._port = None
+            self._answer(connection, {"error": f"port {PROXY_PORT} of the sandbox: {error.strerror}"})
+            return
+        self._answer(connection, {"done": True}, [self._port.fileno()])
+
+
+PROXY_PORT = 3128
+"""Where a sandbox with a list of allowed hosts finds its proxy."""
+
+
+def _wake_up(_number: int, _frame: object) -> None:
+    """Let the signal interrupt the wait; without a handler it would be ignored."""
+
+
+def _close(descriptors: list[int]) -> None:
+    for each in descriptors:
+        os.close(each)

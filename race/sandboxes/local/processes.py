@@ -1,0 +1,143 @@
+"""The processes of a sandbox, as its PID 1 sees them in ``/proc``: find, stop, continue and end them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+_AT_REST = "TtZX"
+_STOPPED = "Tt"
+_ROUNDS_BEFORE_STOPPING_ALL = 3
+_SETTLING = 1.0
+"""Seconds to wait for stopped processes to come to rest. What is deep in the kernel then stops as it leaves it."""
+
+
+def _statistics(path: str) -> list[str]:
+    """State, parent and so on: the fields of a ``stat`` file from the third on; empty if the process is gone."""
+    try:
+        with open(path, "rb") as file:
+            return file.read().rsplit(b")", 1)[1].decode("ascii").split()
+    except (OSError, IndexError):
+        return []
+
+
+def _processes() -> dict[int, list[str]]:
+    """What `_statistics` says of each process but this one."""
+    found: dict[int, list[str]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            fields = _statistics(f"/proc/{name}/stat")
+            if fields:
+                found[int(name)] = fields
+    return found
+
+
+def exists(pid: int) -> bool:
+    """Whether a process, or its remains, is there."""
+    return os.path.exists(f"/proc/{pid}")
+
+
+def run_delay(pid: int) -> float:
+    """Seconds that a process's main thread has been runnable without running; still known of a zombie."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _below(root: int, processes: dict[int, list[str]]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, fields in processes.items():
+        children.setdefault(int(fields[1]), []).append(pid)
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass  # it has ended since
+
+
+def end_tree(root: int) -> set[int]:
+    """Kill a process and all its descendants, even those that are about to start more.
+
+    ``root`` must be a child subreaper, so that no descendant can leave its tree. Everything is stopped first,
+    round after round until a round finds nothing new; what starts processes faster than that is caught by
+    stopping the whole sandbox for a moment.
+
+    Returns:
+        What was killed. It is gone only when it has been reaped.
+    """
+    _signal(root, signal.SIGSTOP)  # else it would report its command's death as an ordinary one
+    doomed: set[int] = set()
+    for _ in range(_ROUNDS_BEFORE_STOPPING_ALL):
+        new = _below(root, _processes()) - doomed
+        if not new:
+            break
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        doomed |= new
+    else:
+        before = stop_all(settling=0.0)
+        doomed = _below(root, _processes())
+        _kill(root, doomed)
+        continue_all(before)
+        return doomed | {root}
+    _kill(root, doomed)
+    return doomed | {root}
+
+
+def _kill(root: int, others: set[int]) -> None:
+    _signal(root, signal.SIGKILL)
+    for pid in others:
+        _signal(pid, signal.SIGKILL)
+
+
+def stop_all(*, settling: float = _SETTLING) -> set[int]:
+    """Stop every process of the sandbox but this one, its PID 1.
+
+    The kernel signals all of them in one step, in which none can fork.
+
+    Args:
+        settling: seconds to wait at most until all have really come to rest.
+
+    Returns:
+        Those that had been stopped before, for `continue_all`.
+    """
+    before = {pid for pid, fields in _processes().items() if fields[0] in _STOPPED}
+    try:
+        os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError:
+        return before
+    end = time.monotonic() + settling
+    while time.monotonic() < end and not all(_at_rest(pid, each) for pid, each in _processes().items()):
+        time.sleep(0.0005)
+    return before
+
+
+def _at_rest(pid: int, fields: list[str]) -> bool:
+    if fields[17] == "1":
+        return fields[0] in _AT_REST
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    states = [_statistics(f"/proc/{pid}/task/{each}/stat") for each in threads]
+    return all(not each or each[0] in _AT_REST for each in states)
+
+
+def continue_all(but: set[int]) -> None:
+    """Let every process go on, except those that had been stopped before."""
+    for pid in _processes():
+        if pid not in but:
+            _signal(pid, signal.SIGCONT)

@@ -1,0 +1,175 @@
+"""The helper that lets sandboxes reach the hosts of their list, and no others.
+
+For each such sandbox it is given a socket that listens inside the sandbox's network, which has no other way out, and
+speaks HTTP proxy on it: ``CONNECT`` for what is encrypted, and plain requests. Names are looked up here, outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from urllib.parse import urlsplit
+
+from race.sandboxes.local import syscalls, wire
+
+_LONGEST_HEAD = 1 << 16
+_PIECE = 1 << 16
+_PATIENCE = 30.0
+"""Seconds for a request to arrive and for a connection to be made."""
+_STANDARD_PORTS = (80, 443)
+_DROPPED = (b"proxy-", b"connection:", b"keep-alive:")
+
+
+def main(descriptor: int) -> None:
+    """Serve until the orchestrator is gone."""
+    syscalls.close_from(descriptor + 1)
+    with socket.socket(fileno=descriptor) as orders, contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(orders))
+
+
+async def _serve(orders: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def take_order() -> None:
+        received = wire.receive(orders)
+        if received is None:
+            over.set()
+            return
+        message, (listener, process) = received
+        task = loop.create_task(_Gate(message["hosts"]).serve(listener, process))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_reader(orders.fileno(), take_order)
+    await over.wait()
+    loop.remove_reader(orders.fileno())
+
+
+def is_allowed(host: str, port: int, allowed: list[str]) -> bool:
+    """Whether a list of hosts has this one: by name, ``*.`` and a domain, or either with a port of its own."""
+    host = host.lower().rstrip(".")
+    for each in allowed:
+        name, _, its_port = each.lower().partition(":")
+        if port not in ((int(its_port),) if its_port else _STANDARD_PORTS):
+            continue
+        if host == name or (name.startswith("*.") and host.endswith(name[1:])):
+            return True
+    return False
+
+
+class _Refused(Exception):
+    """The request is not served; the text is for the one who asked."""
+
+    def __init__(self, status: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class _Gate:
+    """One sandbox's way out.
+
+    Args:
+        allowed: its list of hosts.
+    """
+
+    def __init__(self, allowed: list[str]) -> None:
+        self._allowed = allowed
+
+    async def serve(self, listener: int, process: int) -> None:
+        """Serve until the sandbox ends.
+
+        Args:
+            listener: descriptor of the listening socket.
+            process: descriptor that becomes readable when the sandbox's PID 1 ends.
+        """
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(process, ended.set)
+        try:
+            server = await asyncio.start_server(
+                self._client, sock=socket.socket(fileno=listener), limit=_LONGEST_HEAD
+            )
+            async with server:
+                await ended.wait()
+        finally:
+            loop.remove_reader(process)
+            os.close(process)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._request(reader, writer)
+        except _Refused as refused:
+            text = f"{refused}\n".encode()
+            head = f"HTTP/1.1 {refused.status}\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+            with contextlib.suppress(OSError):
+                writer.write(head.encode() + text)
+                await writer.drain()
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):
+            pass  # a broken connection, or one that does not speak HTTP
+        finally:
+            writer.close()
+
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_PATIENCE):
+            head = await reader.readuntil(b"\r\n\r\n")
+        line, *fields = head[:-4].split(b"\r\n")
+        method, target, _ = line.split(b" ", 2)
+        if method == b"CONNECT":
+            host, _, port = target.decode("ascii").rpartition(":")
+            upstream = await self._connect(host.strip("[]"), int(port))
+            first = b""
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        else:
+            address = urlsplit(target.decode("ascii"))
+            if address.scheme != "http" or not address.hostname:
+                raise _Refused("400 Bad Request", "this is a proxy for http:// addresses and CONNECT")
+            upstream = await self._connect(address.hostname, address.port or 80)
+            path = (address.path or "/") + (f"?{address.query}" if address.query else "")
+            kept = [each for each in fields if not each.lower().startswith(_DROPPED)]
+            first = b"\r\n".join(
+                [b"%b %b HTTP/1.1" % (method, path.encode()), *kept, b"Connection: close", b"", b""]
+            )
+        await _relay(reader, writer, *upstream, first)
+
+    async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if not is_allowed(host, port, self._allowed):
+            raise _Refused(
+                "403 Forbidden",
+                f"{host}:{port} is not among the hosts that this sandbox may reach: {', '.join(self._allowed) or 'none'}",
+            )
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return await asyncio.open_connection(host, port)
+        except OSError as error:
+            raise _Refused("502 Bad Gateway", f"{host}:{port} cannot be reached: {error}") from error
+
+
+async def _relay(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    far_reader: asyncio.StreamReader,
+    far_writer: asyncio.StreamWriter,
+    first: bytes,
+) -> None:
+    try:
+        far_writer.write(first)
+        ways = [
+            asyncio.create_task(_pump(reader, far_writer)),
+            asyncio.create_task(_pump(far_reader, writer)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for each in ways:
+            each.cancel()
+    finally:
+        far_writer.close()
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(_PIECE):
+            sink.write(data)
+            await sink.drain()

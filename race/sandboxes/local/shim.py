@@ -1,0 +1,169 @@
+"""Runs one command inside a sandbox: the process between PID 1 and the command.
+
+It is the subreaper of everything that the command starts, so that nothing can leave the tree that a time-out
+ends, and it accounts for what that used. It ends when the command does; what is still running then belongs
+to PID 1.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from race.sandboxes.local import processes, syscalls, wire
+
+if TYPE_CHECKING:
+    from race.sandboxes.local.messages import Ended, ExecRequest, Failure
+
+LONGEST_ARGUMENT = 120_000
+"""Bytes of a script that go on the command line; the kernel's limit for one argument is 131,072."""
+
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+_STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_SCRIPT_DESCRIPTOR = 3
+
+
+def run(
+    request: ExecRequest, descriptors: list[int], connection: socket.socket, processes_limit: int | None
+) -> None:
+    """Run the command and report on the connection. The caller must exit afterwards, whatever happens.
+
+    Args:
+        request: what to run.
+        descriptors: standard input, output and error, not yet in their places.
+        connection: where the answer goes.
+        processes_limit: for the command, a little below PID 1's own.
+    """
+    os.setsid()
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    spare, *streams = (syscalls.duplicate_above(each, 16) for each in (connection.fileno(), *descriptors))
+    for place, descriptor in enumerate(streams):
+        os.dup2(descriptor, place)
+    os.dup2(spare, 3, inheritable=False)
+    syscalls.close_from(4)
+    answer = socket.socket(fileno=3)
+    if processes_limit is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes_limit, processes_limit))
+    wire.send(answer, _run(request))
+
+
+def _run(request: ExecRequest) -> Ended | Failure:
+    environment = {os.fsencode(key): os.fsencode(value) for key, value in request["env"].items()}
+    try:
+        os.chdir(request["cwd"])
+    except OSError as error:
+        return {"error": f"the working directory {request['cwd']!r} cannot be used: {error.strerror}"}
+    try:
+        command = _spawn(request, environment)
+    except FileNotFoundError as error:
+        return _refused(f"{error.filename}: not found", _NOT_FOUND)
+    except OSError as error:
+        if error.errno in (errno.E2BIG, errno.EAGAIN, errno.ENOMEM):
+            return {"error": f"the command cannot be started: {error.strerror}"}
+        return _refused(f"{error.filename}: {error.strerror}", _NOT_EXECUTABLE)
+    return _wait(command)
+
+
+def _refused(text: str, status: int) -> Ended:
+    os.write(2, f"{text}\n".encode("utf-8", "surrogateescape"))
+    return {"status": status << 8, "timed_out": False, "cpu": 0.0, "wait": 0.0, "max_rss": 0}
+
+
+def _spawn(request: ExecRequest, environment: dict[bytes, bytes]) -> int:
+    script = request["script"]
+    actions: list[tuple[int, int, int]] = []
+    if script is None:
+        argv = request["argv"] or []
+    else:
+        shell = _shell(environment)
+        argv = [*shell, "-c", script]
+        encoded = os.fsencode(script)
+        if len(encoded) > LONGEST_ARGUMENT:
+            argv[-1] = f". /proc/self/fd/{_SCRIPT_DESCRIPTOR}"
+            held = _held_in_memory(b"exec 3<&-; " + encoded)
+            actions.append((os.POSIX_SPAWN_DUP2, held, _SCRIPT_DESCRIPTOR))
+    program = _found(argv[0], environment)
+    try:
+        return _started(program, argv, environment, actions)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        # A script without a first line that names its interpreter, which shells run themselves.
+        return _started("/bin/sh", ["sh", program, *argv[1:]], environment, actions)
+
+
+def _started(
+    program: str, argv: list[str], environment: dict[bytes, bytes], actions: list[tuple[int, int, int]]
+) -> int:
+    return os.posix_spawn(
+        program,
+        argv,
+        environment,
+        file_actions=actions,
+        setsid=True,
+        setsigmask=(),
+        setsigdef=_IGNORED_BY_PYTHON,
+    )
+
+
+def _shell(environment: dict[bytes, bytes]) -> list[str]:
+    try:
+        return [_found("bash", environment), "--noprofile", "--norc"]
+    except OSError:
+        return [_found("sh", environment)]
+
+
+def _held_in_memory(text: bytes) -> int:
+    held = os.memfd_create("script", os.MFD_CLOEXEC)
+    with open(held, "wb", closefd=False) as file:
+        file.write(text)
+    os.lseek(held, 0, os.SEEK_SET)
+    return held
+
+
+def _found(name: str, environment: dict[bytes, bytes]) -> str:
+    """The program that ``name`` means with the command's own PATH.
+
+    Raises:
+        OSError: there is none, or none that may be executed.
+    """
+    if "/" in name:
+        if not os.path.exists(name):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return name
+    path = os.fsdecode(environment.get(b"PATH", _STANDARD_PATH.encode()))
+    blocked = False
+    for folder in path.split(":"):
+        candidate = os.path.join(folder or ".", name)
+        if os.path.isfile(candidate):
+            if os.access(candidate, os.X_OK):
+                return candidate
+            blocked = True
+    if blocked:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+
+def _wait(command: int) -> Ended:
+    """Reap everything until the command itself has ended."""
+    nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for place in range(3):
+        os.dup2(nothing, place)
+    cpu, delay, max_rss = 0.0, 0.0, 0
+    while True:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if ended is None:
+            continue
+        if ended.si_pid == command:
+            delay = processes.run_delay(command)
+        _, status, usage = os.wait4(ended.si_pid, 0)
+        cpu += usage.ru_utime + usage.ru_stime
+        max_rss = max(max_rss, usage.ru_maxrss * 1024)
+        if ended.si_pid == command:
+            return {"status": status, "timed_out": False, "cpu": cpu, "wait": delay, "max_rss": max_rss}

@@ -1,0 +1,285 @@
+"""The Linux system calls that Python's standard library does not offer, through ctypes.
+
+All of them raise `OSError` with the kernel's error number. Numbers differ between processors only for the calls
+older than 2019. This module is loaded by the single-threaded helpers inside and outside of sandboxes, so it
+imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+
+MACHINE = os.uname().machine
+"""The processor as the kernel names it: ``x86_64`` or ``aarch64``."""
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MS_SLAVE = 1 << 19
+
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_OPEN_TREE = 428
+_MOVE_MOUNT = 429
+_FSOPEN = 430
+_FSCONFIG = 431
+_FSMOUNT = 432
+_CLOSE_RANGE = 436
+_OPENAT2 = 437
+_MOUNT_SETATTR = 442
+_LANDLOCK_CREATE_RULESET = 444
+_LANDLOCK_RESTRICT_SELF = 446
+
+_AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
+_MNT_DETACH = 2
+_MOUNT_ATTR_RDONLY = 1
+_MOUNT_ATTR_IDMAP = 0x00100000
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_FSCONFIG_SET_FLAG = 0
+_FSCONFIG_SET_STRING = 1
+_FSCONFIG_CMD_CREATE = 6
+_CLOEXEC = 1
+_PAGE = 4096
+_RESOLVE_NO_MAGICLINKS = 2
+_RESOLVE_NO_SYMLINKS = 4
+_RESOLVE_BENEATH = 8
+_CAPABILITY_VERSION_3 = 0x20080522
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+_SECCOMP_SET_MODE_FILTER = 1
+_SECCOMP_FILTER_FLAG_SPEC_ALLOW = 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), what)
+    return result
+
+
+def _call(number: int, what: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
+    converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    return _checked(_syscall(ctypes.c_long(number), *converted), what)
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces of ``flags`` for new ones."""
+    _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def prctl(option: int, argument: int) -> None:
+    """Set one property of this process."""
+    _checked(_libc.prctl(option, *(ctypes.c_ulong(each) for each in (argument, 0, 0, 0))), f"prctl {option}")
+
+
+def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str = "") -> None:
+    """The old mount call: for file systems without layers, binds, and propagation."""
+    encoded = [each if each is None else os.fsencode(each) for each in (source, target, kind)]
+    _checked(
+        _libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(data) if data else None), f"mount {target}"
+    )
+
+
+def detach(target: str) -> None:
+    """Unmount lazily: nothing waits for those who still use it."""
+    _checked(_libc.umount2(os.fsencode(target), _MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """Make ``new`` the root of this mount namespace and move the present one to ``old``."""
+    _call(_PIVOT_ROOT[MACHINE], "pivot_root", os.fsencode(new), os.fsencode(old))
+
+
+def clone_mount(path: str) -> int:
+    """A descriptor of a detached copy of the mount at ``path``, without what is mounted below it."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    return _call(_OPEN_TREE, f"open_tree {path}", _AT_FDCWD, os.fsencode(path), flags)
+
+
+def map_mount(mount_fd: int, namespace_fd: int) -> None:
+    """Shift the owners of a detached mount as the user namespace maps them; nothing on disk changes."""
+    _set_attributes(mount_fd, _MOUNT_ATTR_IDMAP, namespace_fd)
+
+
+def make_read_only(mount_fd: int) -> None:
+    """Forbid writing through a mount."""
+    _set_attributes(mount_fd, _MOUNT_ATTR_RDONLY, 0)
+
+
+def _set_attributes(mount_fd: int, attributes: int, namespace_fd: int) -> None:
+    request = struct.pack("QQQQ", attributes, 0, 0, namespace_fd)
+    _call(_MOUNT_SETATTR, "mount_setattr", mount_fd, b"", _AT_EMPTY_PATH, request, len(request))
+
+
+def attach_mount(mount_fd: int, target: str) -> None:
+    """Put a detached mount into the file tree."""
+    _call(
+        _MOVE_MOUNT,
+        f"move_mount {target}",
+        mount_fd,
+        b"",
+        _AT_FDCWD,
+        os.fsencode(target),
+        _MOVE_MOUNT_F_EMPTY_PATH,
+    )
+
+
+def mount_overlay(target: str, lower: list[str], upper: str, work: str) -> None:
+    """Mount an overlay whose own attributes are kept as ``user.overlay.*``, which needs no privilege on the host.
+
+    Args:
+        target: an existing directory.
+        lower: layers, the top one first. The kernel allows 500; kernels before 6.8 as many as fit into a page.
+        upper: where changes go.
+        work: an empty directory on the same mount as ``upper``.
+    """
+    context = _call(_FSOPEN, "fsopen overlay", b"overlay", _CLOEXEC)
+    try:
+        try:
+            for each in lower:
+                _configure(context, "lowerdir+", each)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            mount_overlay_by_option(target, lower, upper, work)
+            return
+        _configure(context, "upperdir", upper)
+        _configure(context, "workdir", work)
+        _call(_FSCONFIG, "overlay userxattr", context, _FSCONFIG_SET_FLAG, b"userxattr", None, 0)
+        _call(_FSCONFIG, f"overlay at {target}", context, _FSCONFIG_CMD_CREATE, None, None, 0)
+        mounted = _call(_FSMOUNT, "fsmount", context, _CLOEXEC, 0)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}{_kernel_messages(context)}", error.filename) from None
+    finally:
+        os.close(context)
+    try:
+        attach_mount(mounted, target)
+    finally:
+        os.close(mounted)
+
+
+def _configure(context: int, key: str, value: str) -> None:
+    what = f"overlay {key}={value}"
+    _call(_FSCONFIG, what, context, _FSCONFIG_SET_STRING, key.encode(), os.fsencode(value), 0)
+
+
+def mount_overlay_by_option(target: str, lower: list[str], upper: str, work: str) -> None:
+    """Do as `mount_overlay` where the kernel only takes all layers as one text of at most a page."""
+    escaped = [
+        each.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for each in (*lower, upper, work)
+    ]
+    *layers, upper, work = escaped
+    options = f"lowerdir={':'.join(layers)},upperdir={upper},workdir={work},userxattr"
+    if len(os.fsencode(options)) >= _PAGE:
+        text = f"this kernel takes no more than a page of layers; {len(lower)} are too many"
+        raise OSError(errno.E2BIG, text, f"overlay at {target}")
+    try:
+        mount("overlay", target, "overlay", data=options)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"overlay at {target}") from None
+
+
+def _kernel_messages(context: int) -> str:
+    """What the kernel says about a refused mount, one message a read."""
+    said: list[str] = []
+    try:
+        while len(said) < 20:  # noqa: PLR2004 - far more than the kernel ever queues
+            said.append(os.read(context, 4096).decode("utf-8", "replace").strip())
+    except OSError:
+        pass
+    return "".join(f"; {each}" for each in said)
+
+
+def openat2(directory: int, path: bytes, flags: int) -> int:
+    """Open ``path`` below the directory descriptor, refusing any link in it and any way out of it.
+
+    Raises:
+        OSError: with ELOOP if a part of the path is a link, EXDEV if it leads out.
+    """
+    resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+    request = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, resolve)
+    return _call(_OPENAT2, os.fsdecode(path), directory, path, request, len(request))
+
+
+def duplicate_above(descriptor: int, lowest: int) -> int:
+    """A duplicate of a descriptor, numbered ``lowest`` or higher, that no started program inherits."""
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
+
+
+def close_from(first: int) -> None:
+    """Close all descriptors from ``first`` on."""
+    _call(_CLOSE_RANGE, "close_range", first, 0xFFFFFFFF, 0)
+
+
+def set_capabilities(capabilities: frozenset[int]) -> None:
+    """Give up all capabilities but these, for good."""
+    for capability in range(64):
+        if capability not in capabilities:
+            try:
+                prctl(PR_CAPBSET_DROP, capability)
+            except OSError:
+                break  # beyond the last capability that this kernel knows
+    low = sum(1 << each for each in capabilities)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    _checked(_libc.capset(header, struct.pack("6I", low, low, 0, 0, 0, 0)), "capset")
+
+
+def install_filter(program: bytes, instructions: int) -> None:
+    """Put a seccomp filter over this process and all that it starts.
+
+    Args:
+        program: the instructions, 8 bytes each.
+        instructions: how many there are.
+    """
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxQ", instructions, ctypes.addressof(buffer))
+    try:
+        # Without this flag older kernels slow the filtered process down against speculative attacks, which
+        # would falsify every measurement made in a sandbox.
+        _call(_SECCOMP[MACHINE], "seccomp", _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_SPEC_ALLOW, header)
+    except OSError:
+        _call(_SECCOMP[MACHINE], "seccomp", _SECCOMP_SET_MODE_FILTER, 0, header)
+
+
+def landlock_version() -> int:
+    """The version of Landlock that the kernel offers; 0 if there is none."""
+    try:
+        return _call(_LANDLOCK_CREATE_RULESET, "landlock", None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
+    except OSError:
+        return 0
+
+
+def landlock_scope(scope: int) -> None:
+    """Forbid this process and all that it starts to reach what is outside of ``scope``. Needs version 6."""
+    request = struct.pack("QQQ", 0, 0, scope)
+    ruleset = _call(_LANDLOCK_CREATE_RULESET, "landlock_create_ruleset", request, len(request), 0)
+    try:
+        _call(_LANDLOCK_RESTRICT_SELF, "landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)

@@ -1,0 +1,320 @@
+"""Brings recorded sandboxes to life, ends them, and turns what they wrote into layers.
+
+The functions that take a record expect the sandbox's lock to be held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from race.errors import MachineError, SandboxError
+from race.sandboxes.local import copying, liveness, talk
+from race.sandboxes.local.cgroups import Cgroups
+from race.sandboxes.local.changes import Stack
+from race.sandboxes.local.images import Images
+from race.sandboxes.local.network import Gatekeeper
+from race.sandboxes.local.records import Layer, Record, Records
+from race.sandboxes.local.removal import remove_tree
+from race.sandboxes.local.spawner import Spawner
+from race.sandboxes.local.zygote import is_host_root
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from race.sandboxes.local.messages import MountPlan, SpawnRequest
+
+MOST_LAYERS = 400
+"""The kernel stacks at most 500 layers; this leaves room for an image's own."""
+
+_NOT_FILES = frozenset({b"proc", b"sys", b"dev"})
+
+
+class Workshop:
+    """Everything that a provider's sandboxes share.
+
+    Args:
+        home: the provider's folder.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.records = Records(home)
+        self.images = Images(home)
+        self.spawner = Spawner(home)
+        self.cgroups = Cgroups(home)
+        self.gatekeeper = Gatekeeper()
+        self.trash = home / "trash"
+
+    async def bring_up(self, record: Record) -> Record:
+        """Start a sandbox that is not running.
+
+        Returns:
+            The record as it was saved.
+
+        Raises:
+            MachineError: this machine cannot.
+        """
+        if os.geteuid() == 0 and not is_host_root():
+            raise MachineError(
+                "this process is root, but may not mount (it has no CAP_SYS_ADMIN, or is in a user namespace), and a "
+                "sandbox's root must never be the machine's: run it as an ordinary user, or in a container with "
+                "--privileged"
+            )
+        record = self._finish_sealing(record)
+        self._make_uppers(record)
+        record = record.model_copy(
+            update={"cgroups": self.cgroups.plan(record.name, record.limits), "frozen": False}
+        )
+        self.records.save(record)  # first, so that no group is ever unknown
+        try:
+            files = self.cgroups.make(record.cgroups, record.limits)
+        except OSError as error:
+            raise MachineError(
+                f"the limits of the sandbox {record.name!r} could not be set: {error}"
+            ) from error
+        async with self.spawner.spawn(self._request(record, files)) as pid:
+            record = record.model_copy(update={"init": liveness.noted(pid)})
+            self.records.save(record)
+        await self.gatekeeper.serve(self.records.folder(record.name), record)
+        if not record.complete:
+            record = record.model_copy(update={"complete": True})
+            self.records.save(record)
+        return record
+
+    async def end(self, record: Record) -> Record:
+        """End every process of a sandbox."""
+        await liveness.end(record.init)
+        self.cgroups.remove(record.cgroups)
+        ended = record.model_copy(update={"init": None, "frozen": False, "cgroups": ()})
+        self.records.save(ended)
+        return ended
+
+    def _request(self, record: Record, cgroups: list[str]) -> SpawnRequest:
+        own = f"sandboxes/{record.name}"
+        mounts: list[MountPlan] = []
+        for index, mount in enumerate(record.mounts):
+            layers = [
+                f"{each.folder}/{index}" for each in (*record.own, *record.inherited) if index in each.parts
+            ]
+            mounts.append(
+                {
+                    "at": mount.at,
+                    "lower": [*layers, *mount.image],
+                    "upper": f"{own}/upper/{index}",
+                    "work": f"{own}/work/{index}",
+                }
+            )
+        return {
+            "folder": own,
+            "mounts": mounts,
+            "hostname": record.name[:64],
+            "share_network": record.network == "full",
+            "processes": record.limits.processes,
+            "cgroups": cgroups,
+        }
+
+    # Layers
+
+    def _absolute(self, layer: str) -> str:
+        return layer if layer.startswith("/") else str(self.home / layer)
+
+    def stacks(self, record: Record) -> list[Stack]:
+        """The layers of each mount, for looking into them from outside."""
+        points = [mount.at.strip("/").encode() for mount in record.mounts]
+        found: list[Stack] = []
+        for index, mount in enumerate(record.mounts):
+            own = [f"{each.folder}/{index}" for each in record.own if index in each.parts]
+            inherited = [f"{each.folder}/{index}" for each in record.inherited if index in each.parts]
+            at = points[index]
+            inside = {
+                each[len(at) + 1 :] if at else each for each in points if each != at and _below(each, at)
+            }
+            found.append(
+                Stack(
+                    at=at,
+                    own=[self._absolute(each) for each in (f"sandboxes/{record.name}/upper/{index}", *own)],
+                    base=[self._absolute(each) for each in (*inherited, *mount.image)],
+                    apart=frozenset(inside | (_NOT_FILES if not at else set())),
+                )
+            )
+        return found
+
+    def _make_uppers(self, record: Record) -> None:
+        """Make the directories that a sandbox will write to, each like the one that it lies over."""
+        folder = self.records.folder(record.name)
+        for index in range(len(record.mounts)):
+            upper = folder / "upper" / str(index)
+            if not upper.exists():
+                like = os.stat(self._below_upper(record, index))
+                upper.mkdir()
+                upper.chmod(stat.S_IMODE(like.st_mode))
+                if os.geteuid() == 0:
+                    os.chown(upper, like.st_uid, like.st_gid)
+            (folder / "work" / str(index)).mkdir(exist_ok=True)
+
+    def _below_upper(self, record: Record, index: int) -> str:
+        for layer in (*record.own, *record.inherited):
+            if index in layer.parts:
+                return self._absolute(f"{layer.folder}/{index}")
+        return self._absolute(record.mounts[index].image[0])
+
+    def _written(self, record: Record) -> tuple[int, ...]:
+        """The mounts whose upper directories hold anything."""
+        upper = self.records.folder(record.name) / "upper"
+        found: list[int] = []
+        for index in range(len(record.mounts)):
+            try:
+                with os.scandir(upper / str(index)) as entries:
+                    holds = next(entries, None) is not None
+                now, before = os.stat(upper / str(index)), os.stat(self._below_upper(record, index))
+            except FileNotFoundError:
+                continue
+            if holds or now.st_mode != before.st_mode:
+                found.append(index)
+        return tuple(found)
+
+    def seal(self, record: Record) -> Record:
+        """Make what a stopped sandbox has written a layer that it and its forks share. Nothing is copied.
+
+        Raises:
+            SandboxError: it has too many layers already.
+        """
+        record = self._finish_sealing(record)
+        written = self._written(record)
+        if not written:
+            return record
+        self.check_depth(record)
+        folder = self.records.folder(record.name)
+        relative = f"layers/{record.sealed + 1}"
+        (folder / relative).mkdir(mode=0o700, exist_ok=True)
+        layer = Layer(folder=f"sandboxes/{record.name}/{relative}", parts=written)
+        sealed = record.model_copy(update={"own": (layer, *record.own), "sealed": record.sealed + 1})
+        self.records.save(sealed)  # first: what is noted but not moved can be moved later
+        return self._finish_sealing(sealed)
+
+    def _finish_sealing(self, record: Record) -> Record:
+        """Move what the last sealing noted down, if it was not moved then."""
+        if record.own:
+            upper = self.records.folder(record.name) / "upper"
+            for index in record.own[0].parts:
+                place = self.home / record.own[0].folder / str(index)
+                if not place.exists():
+                    (upper / str(index)).rename(place)
+        return record
+
+    def check_depth(self, record: Record) -> None:
+        """Refuse one more layer where the kernel would.
+
+        Raises:
+            SandboxError: there are too many.
+        """
+        count = len(record.own) + len(record.inherited)
+        if count >= MOST_LAYERS:
+            raise SandboxError(
+                f"the sandbox {record.name!r} stands on {count} layers, one for each fork before it, which is the limit"
+            )
+
+    async def give_files(self, parent: Record, child: Record) -> Record:
+        """Give a new fork its parent's files.
+
+        A stopped parent's files become a layer that both use; a running one's are copied while it is held.
+
+        Returns:
+            The fork's record as it was saved.
+
+        Raises:
+            SandboxError: it stands on too many layers, or there is no room.
+        """
+        copied: Layer | None = None
+        if liveness.alive(parent.init):
+            copied = await self._copy_written(parent, child)
+        else:
+            parent = self.seal(parent)
+        inherited = (*((copied,) if copied else ()), *parent.own, *parent.inherited)
+        child = child.model_copy(update={"inherited": inherited})
+        self.records.save(child)
+        return child
+
+    async def _copy_written(self, parent: Record, child: Record) -> Layer | None:
+        """Copy what a running sandbox has written, as of one moment, into a layer that belongs to its fork.
+
+        Raises:
+            SandboxError: the sandbox ended meanwhile, or there is no room.
+        """
+        self.check_depth(parent)
+        target = self.records.folder(child.name) / "layers" / "0"
+        source = self.records.folder(parent.name) / "upper"
+        target.mkdir(mode=0o700)
+
+        def copy() -> tuple[int, ...]:
+            written = self._written(parent)
+            for index in written:
+                copying.copy_layer(str(source / str(index)), str(target / str(index)))
+            return written
+
+        async with talk.connected(self.records.folder(parent.name), parent.name) as connection:
+            talk.tell(connection, parent.name, {"do": "hold"})
+            await talk.answer(connection, parent.name)
+            try:
+                written = await anyio.to_thread.run_sync(copy)
+            except OSError as error:
+                raise SandboxError(
+                    f"the files of the sandbox {parent.name!r} could not be copied: {error}"
+                ) from error
+        return Layer(folder=f"sandboxes/{child.name}/layers/0", parts=written) if written else None
+
+    # The end
+
+    @contextlib.asynccontextmanager
+    async def removed_on_failure(self, record: Record) -> AsyncGenerator[None]:
+        """Leave nothing of a new sandbox if it cannot be brought to life."""
+        try:
+            yield
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                latest = self.records.load(record.name)
+                await liveness.end(latest.init)
+                self.cgroups.remove(latest.cgroups)
+                await self.remove(self.discard(record.name))
+            raise
+
+    def discard(self, name: str) -> Path:
+        """Take a sandbox's folder out of sight in one step."""
+        self.trash.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = self.trash / f"{name}-{secrets.token_hex(8)}"
+        self.records.folder(name).rename(place)
+        return place
+
+    async def remove(self, place: Path) -> None:
+        """Remove a folder without holding up the event loop."""
+        await anyio.to_thread.run_sync(_remove_locked, place)
+
+    def close(self) -> None:
+        """End this process's helpers."""
+        self.spawner.close()
+        self.gatekeeper.close()
+
+
+def _remove_locked(place: Path) -> None:
+    """Remove a folder of the trash, unless another process has done so meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        opened = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            if place.exists():
+                remove_tree(place)
+        finally:
+            os.close(opened)
+
+
+def _below(path: bytes, folder: bytes) -> bool:
+    return not folder or path.startswith(folder + b"/")

@@ -1,0 +1,77 @@
+"""One home of local sandboxes for the whole test run, so that the host image is prepared once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from race.sandbox import SandboxSpec
+from race.sandboxes.local import LocalProvider
+from race.sandboxes.local.removal import remove_tree
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from race.sandbox import Sandbox
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def local_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The home folder of the tests' providers."""
+    home = tmp_path_factory.mktemp("race") / "local"
+    home.mkdir(mode=0o700)
+    yield home
+    remove_tree(home)
+
+
+@pytest.fixture(scope="session")
+def small_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root filesystem with a shell and a few programs, and no ``bash``."""
+    top = tmp_path_factory.mktemp("image")
+    top.chmod(0o755)
+    for name in ("bin", "etc", "root", "tmp", "proc", "dev"):
+        (top / name).mkdir()
+    for name in ("sh", "cat", "id", "ls", "mkdir", "rm", "sleep", "touch", "chmod", "stat"):
+        program = shutil.which(name, path="/bin:/usr/bin")
+        assert program is not None
+        shutil.copy(program, top / "bin" / name)
+        linked = subprocess.run(["ldd", program], capture_output=True, check=True, text=True).stdout  # noqa: S603, S607
+        for library in re.findall(r"(/\S+) \(0x", linked):
+            place = top / library.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.exists():
+                shutil.copy(library, place)
+    (top / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    return top
+
+
+@pytest.fixture
+async def provider(local_home: Path, anyio_backend: str) -> AsyncIterator[LocalProvider]:
+    """A provider of the test's own. All its sandboxes are deleted when the test is over."""
+    made = LocalProvider(local_home)
+    yield made
+    left = await made.list()
+    for each in reversed(left):
+        await (await made.get(each.name)).delete()
+    await made.aclose()
+
+
+@pytest.fixture
+def new_name() -> Callable[[], str]:
+    """Gives names that no other test uses."""
+    return lambda: f"test-{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+async def sandbox(provider: LocalProvider, new_name: Callable[[], str]) -> Sandbox:
+    """A running sandbox made of the host, without a network."""
+    return await provider.create(SandboxSpec(new_name()))

@@ -1,0 +1,227 @@
+"""What the root of a sandbox of this machine cannot do, tried from inside."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from race.errors import SandboxError
+from race.sandbox import SandboxSpec
+from race.sandboxes.local import confine
+from race.sandboxes.local.removal import remove_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from race.sandbox import Sandbox
+    from race.sandboxes.local import LocalProvider
+
+pytestmark = pytest.mark.anyio
+
+_SYSTEM_CALLS = """
+import ctypes, errno, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(each) for each in arguments))
+    return result, errno.errorcode.get(ctypes.get_errno(), "none")
+for name, number in sorted(eval(sys.argv[1]).items()):
+    if name not in ("reboot",):
+        print(name, *call(number, 0, 0, 0, 0, 0))
+"""
+
+
+async def test_denied_system_calls_are_denied(sandbox: Sandbox) -> None:
+    column = ["x86_64", "aarch64"].index(os.uname().machine)
+    numbers = {name: each[column] for name, each in confine.DENIED.items()}
+    done = await sandbox.exec(["python3", "-c", _SYSTEM_CALLS, repr(numbers)])
+    answers = {line.split()[0]: line.split()[1:] for line in done.stdout.decode().splitlines()}
+    assert set(answers) == set(numbers) - {"reboot"}
+    assert set(map(tuple, answers.values())) == {("-1", "EPERM")}
+
+
+async def test_filters_know_both_processors_and_differ() -> None:
+    programs = {
+        (machine, pretend): confine.system_call_filter(machine, pretend_owners=pretend)
+        for machine in ("x86_64", "aarch64")
+        for pretend in (False, True)
+    }
+    assert len(set(programs.values())) == 4
+    assert all(len(each) % 8 == 0 for each in programs.values())
+    with pytest.raises(OSError, match="riscv64"):
+        confine.system_call_filter("riscv64", pretend_owners=False)
+
+
+async def test_namespaces_devices_and_sockets_beyond_the_ordinary_are_out_of_reach(sandbox: Sandbox) -> None:
+    script = r"""
+import os, socket, stat
+def tried(name, act):
+    try:
+        act()
+    except OSError as error:
+        print(name, "refused", error.errno)
+    else:
+        print(name, "WORKED")
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def unshare(flags):
+    if libc.unshare(flags):
+        raise OSError(ctypes.get_errno(), "unshare")
+tried("user namespace", lambda: unshare(0x10000000))
+tried("mount namespace", lambda: unshare(0x20000))
+tried("device", lambda: os.mknod("/disk", stat.S_IFBLK | 0o600, os.makedev(254, 0)))
+tried("whiteout", lambda: os.mknod("/whiteout", stat.S_IFCHR | 0o600, 0))
+tried("vsock", lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM))
+tried("packet", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
+tried("alg", lambda: socket.socket(38, socket.SOCK_SEQPACKET))
+tried("hostname", lambda: socket.sethostname("other"))
+tried("more namespaces", lambda: open("/proc/sys/user/max_user_namespaces", "w").write("100"))
+tried("core pattern", lambda: open("/proc/sys/kernel/core_pattern", "w").write("x"))
+tried("sysrq", lambda: open("/proc/sysrq-trigger", "w").write("h"))
+tried("memory of PID 1", lambda: open("/proc/1/mem", "rb").read(1))
+tried("files of PID 1", lambda: os.listdir("/proc/1/fd"))
+tried("root of PID 1", lambda: os.listdir("/proc/1/root/"))
+tried("program of PID 1", lambda: os.readlink("/proc/1/exe"))
+tried("overlay attribute", lambda: (os.mkdir("/d"), os.setxattr("/d", "trusted.overlay.opaque", b"y")))
+tried("processors", lambda: open("/sys/devices/system/cpu/cpu1/online", "w").write("0"))
+"""
+    done = await sandbox.exec(["python3", "-c", script])
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert len(lines) == 17
+    assert [each for each in lines if "WORKED" in each] == []
+
+
+async def test_pid_1_cannot_be_killed_or_stopped_from_inside(sandbox: Sandbox) -> None:
+    await sandbox.exec("kill -KILL 1; kill -STOP 1; kill -TERM 1; kill -INT 1; kill -KILL -1")
+    assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
+
+
+async def test_the_hosts_secrets_and_the_sandboxes_are_hidden(
+    provider: LocalProvider, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("host")
+    seen = await sandbox.exec(
+        "cat /etc/shadow; ls -A /root /home /tmp /mnt /srv /run; cat /etc/ssh/*key /etc/sudoers; ls -d $0 $1",
+        env={},
+    )
+    assert seen.stdout.decode().startswith("root:*:")
+    text = seen.stdout.decode()
+    assert "$6$" not in text
+    assert "$y$" not in text
+    for path in (provider.home, provider.home.parent, tmp_path, Path(__file__).parent):
+        done = await sandbox.exec(["ls", "-d", str(path)])
+        assert done.exit_code != 0, path
+    mounts = (await sandbox.exec("cat /proc/self/mountinfo")).stdout.decode()
+    assert [line for line in mounts.splitlines() if " ext4 " in line or " xfs " in line or " btrfs " in line] == []
+
+
+async def test_a_home_below_a_shown_directory_is_hidden_too(new_name: Callable[[], str], anyio_backend: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make folders in /opt")
+    top = Path(f"/opt/race-test-{os.getpid()}-{anyio_backend}")
+    (top / "state" / "local").mkdir(parents=True)
+    try:
+        from race.sandboxes.local import LocalProvider
+
+        provider = LocalProvider(top / "state" / "local")
+        (top / "beside").write_text("shown\n")
+        made = await provider.create(SandboxSpec(new_name()))
+        done = await made.exec(f"cat {top}/beside; ls -A {top}/state; ls /opt; touch /opt/new && echo written")
+        assert done.stdout.decode().split()[0] == "shown"
+        assert "local" not in done.stdout.decode().split()
+        assert set(os.listdir("/opt")) - {top.name} <= set(done.stdout.decode().split())
+        fork = await made.fork(new_name())
+        assert (await fork.exec("ls /opt/new")).exit_code == 0
+        assert not Path("/opt/new").exists()
+        await fork.delete()
+        await made.delete()
+        await provider.aclose()
+    finally:
+        remove_tree(top)
+
+
+async def test_nothing_of_the_host_is_written(sandbox: Sandbox) -> None:
+    host = Path("/etc/passwd").stat()
+    done = await sandbox.exec(
+        "echo x >>/etc/passwd; rm -rf /usr/share/doc /etc/apt; chmod 777 /etc; chown 5 /etc/hostname; touch /bin/x; mkdir /x"
+    )
+    assert done.exit_code == 0
+    after = Path("/etc/passwd").stat()
+    assert (host.st_mtime_ns, host.st_size) == (after.st_mtime_ns, after.st_size)
+    assert Path("/etc").stat().st_mode & 0o777 != 0o777
+    assert not Path("/x").exists()
+    assert not Path("/usr/bin/x").exists()
+
+
+async def test_set_user_id_programs_made_inside_are_out_of_everybodys_reach(
+    provider: LocalProvider, sandbox: Sandbox
+) -> None:
+    await sandbox.exec("cp /bin/sh /root/sh; chmod 6755 /root/sh")
+    made = list(provider.home.glob("sandboxes/*/upper/*/root/sh"))
+    assert made
+    assert all(stat.S_IMODE(each.stat().st_mode) == 0o6755 for each in made)
+    assert stat.S_IMODE(provider.home.stat().st_mode) == 0o700
+    assert stat.S_IMODE((provider.home / "sandboxes" / sandbox.name).stat().st_mode) == 0o700
+
+
+async def test_links_are_never_followed_from_outside(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("host")
+    await sandbox.exec(
+        f"mkdir /app; cd /app; ln -s {tmp_path} folder; ln -s {tmp_path}/secret file; mkfifo pipe; ln -s / root; echo x >ok"
+    )
+    for path in ("/app/folder/secret", "/app/root/etc/hostname"):
+        with pytest.raises(SandboxError, match="below a link"):
+            await sandbox.read(path)
+    for path in ("/app/file", "/app/pipe", "/app", "relative", "/app/../etc/passwd", "/app\0"):
+        with pytest.raises(SandboxError):
+            await sandbox.read(path)
+    with pytest.raises(SandboxError, match="larger"):
+        await sandbox.read("/app/ok", limit=1)
+    await sandbox.exec("truncate -s 1T /app/huge")
+    with pytest.raises(SandboxError, match="larger"):
+        await sandbox.read("/app/huge")
+    await sandbox.exec("rm /app/huge")
+    out = tmp_path / "out"
+    await sandbox.download("/app", out)
+    assert (out / "file").is_symlink()
+    assert sorted(each.name for each in out.iterdir()) == ["file", "folder", "ok", "root"]
+    changes = {each.path: each.kind for each in await sandbox.changes("/app")}
+    assert changes[b"/app/pipe"] == "special"
+    assert changes[b"/app/folder"] == "link"
+
+
+async def test_abstract_sockets_of_the_host_are_out_of_reach(
+    provider: LocalProvider, new_name: Callable[[], str]
+) -> None:
+    made = await provider.create(SandboxSpec(new_name(), network="full"))
+    name = f"\0race-{new_name()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen()
+        script = f"import socket; socket.socket(socket.AF_UNIX).connect({name!r})"
+        done = await made.exec(["python3", "-c", script])
+    findings = {each.name: each for each in await provider.check()}
+    assert (done.exit_code != 0) == findings["abstract sockets"].ok
+
+
+async def test_a_sandbox_without_a_network_has_only_its_own_loopback(
+    provider: LocalProvider, new_name: Callable[[], str]
+) -> None:
+    alone, shared = [
+        await provider.create(SandboxSpec(new_name(), network=network)) for network in ("none", "full")
+    ]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        script = f"import socket; socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}), 2)"
+        assert (await alone.exec(["python3", "-c", script])).exit_code != 0
+        assert (await shared.exec(["python3", "-c", script])).exit_code == 0
+    own = "import socket as s; l = s.create_server(('127.0.0.1', 8000)); s.create_connection(('127.0.0.1', 8000)); print('ok')"
+    assert (await alone.exec(["python3", "-c", own])).stdout == b"ok\n"
+    assert (await alone.exec("ls /sys/class/net /proc/net/dev; cat /proc/net/route | wc -l")).stdout.split()[-1] == b"1"
