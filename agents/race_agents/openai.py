@@ -1,0 +1,297 @@
+"""An agent that lets a model use bash, over the chat.completions protocol of any server that speaks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+import anyio
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from race.chat import Chat, Message
+from race.errors import MachineError, SpecError
+
+if TYPE_CHECKING:
+    from race.agent import AgentContext, Trajectory
+    from race.bash import Bash
+    from race.replies import Reply, ToolCall
+    from race.task import Task
+
+PUBLIC_URL = "https://api.openai.com/v1"
+"""Where a call goes if neither the entry nor the environment says so."""
+
+IDLE_TURNS = 3
+"""How many turns in a row may bring nothing that can be run or believed, until the attempt is ended."""
+
+QUOTED = 300
+"""Characters of a call that is not right which are quoted to the model."""
+
+PREAMBLE = (
+    "You work on a software project in a Linux sandbox of your own. Nobody is there to answer questions."
+)
+"""How the system prompt begins, unless the entry says it otherwise."""
+
+BASH_TOOL: JsonValue = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": (
+            "Run a command in bash and get its exit status and output (standard output and standard error). "
+            "Every command gets a fresh shell that starts in the project's folder; files stay, variables and "
+            "`cd` do not. There is no terminal, and standard input is empty."
+        ),
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "The command; it may have many lines."}
+            },
+            "required": ["command"],
+        },
+    },
+}
+"""The only tool: `race.bash.Bash`."""
+
+
+class OpenAIOptions(BaseModel):
+    """What an entry with ``agent = "openai"`` may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base_url: str | None = None
+    """The server, with the version. Default: the environment variable ``OPENAI_BASE_URL``, then OpenAI
+    itself."""
+
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the API key; empty for a server that needs none."""
+
+    system_prompt: str | None = None
+    """Stands in for the first lines of the system prompt. The rules of the task follow it in any case."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    """Of the sampling. None leaves it to the server, as it does for the fields below."""
+
+    reasoning_effort: str | None = None
+    """How much a reasoning model thinks: ``"low"``, ``"medium"``, ``"high"``, or what else its server
+    knows."""
+
+    extra_body: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    """More fields of every request. They win over the ones made from other options."""
+
+    seed: int | Literal["attempt"] | None = None
+    """Of the sampling; ``"attempt"`` gives each attempt its own, the same whenever the race is run again."""
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that one turn of the model may have. Nothing of a turn that was cut there is run."""
+
+    request_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that one call of the model may take in all."""
+
+    max_retries: int = Field(default=8, ge=0)
+    """How many failed calls in a row are repeated; the default is enough for three minutes of trouble."""
+
+    retry_wait: float = Field(default=1.0, ge=0)
+    """Seconds before the first repeat, doubled up to a minute, unless the server asks for more."""
+
+
+class OpenAI:
+    """A model in a loop with a bash tool.
+
+    A turn that calls bash is run and answered; a turn that does not is the final answer. A turn that was cut
+    at its limit of tokens, that is empty, or that announces a call without making one is neither: nothing of
+    it is run, the model is told, and after `IDLE_TURNS` of them in a row the attempt ends and its fork is
+    scored as it stands.
+    """
+
+    Options = OpenAIOptions
+
+    def __init__(self, options: OpenAIOptions) -> None:
+        self.options = options
+
+    def check(self, model: str | None) -> None:
+        """See that there is a model, a server and a key.
+
+        Raises:
+            SpecError: the entry names no model, or a server that is none.
+            MachineError: the environment lacks the key.
+        """
+        if not (model or "").strip():
+            raise SpecError("an entry with agent 'openai' needs a model, such as model = \"gpt-5.5-mini\"")
+        try:
+            server = urlsplit(self._base_url())
+            known = server.scheme in {"http", "https"} and server.hostname and server.port != 0
+        except ValueError:  # brackets that are not closed, a port that is no number
+            known = False
+        if not known:
+            raise SpecError(f"base_url {self._base_url()!r} of agent 'openai' is no http(s) address")
+        self._key()
+
+    async def run(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        """Let the model work until it has said its last word, or a limit is reached.
+
+        Raises:
+            ModelError: the model cannot be reached, or does not answer.
+            LimitReached: the attempt has had all its steps.
+        """
+        self.check(context.model)
+        record = context.recorder
+        deadline = anyio.current_time() + context.time_limit
+        messages = [
+            Message("system", self._rules(task, bash, context)),
+            Message("user", _request(task, context)),
+        ]
+        idle = 0
+        async with self._chat(context) as chat:
+            while True:
+                record.begin_step()
+                reply = await chat.ask(messages, extra=self._fields(context), deadline=deadline)
+                record.spent(reply.usage)
+                if reply.text:
+                    record.say(reply.text)
+                if reply.finish == "refused":
+                    return record.trajectory(reply.text, "refused")
+                if problem := self._problem(reply):
+                    record.say(f"[{problem}]")
+                    idle += 1
+                    if idle == IDLE_TURNS:
+                        last_words = f"ended after {idle} turns in a row with nothing to run: {problem}"
+                        return record.trajectory(last_words, "budget" if self._cut(reply) else "done")
+                    messages += [Message("assistant", reply.text), Message("user", problem)]
+                    continue
+                if not reply.calls:
+                    return record.trajectory(reply.text)
+                idle = 0
+                orders = [_understood(call) for call in reply.calls]
+                messages.append(Message("assistant", reply.text, [o.call for o in orders]))
+                for order in orders:
+                    if order.problem:
+                        record.say(f"[{order.problem}]")
+                    answer = order.problem or (await bash(order.command)).text
+                    messages.append(Message("tool", answer, answers=order.call.id))
+
+    def _chat(self, context: AgentContext) -> Chat:
+        return Chat(
+            model=context.model or "",
+            base_url=self._base_url(),
+            api_key=self._key(),
+            request_timeout=self.options.request_timeout,
+            max_retries=self.options.max_retries,
+            retry_wait=self.options.retry_wait,
+            rng=random.Random(context.seed),  # noqa: S311 - it spreads waits and guards nothing
+            on_retry=lambda why: context.recorder.say(f"[{why}]"),
+        )
+
+    def _fields(self, context: AgentContext) -> dict[str, JsonValue]:
+        o = self.options
+        # OpenAI itself refuses the older name for its newer models; most other servers know only that one.
+        at_openai = urlsplit(self._base_url()).hostname == "api.openai.com"
+        limit = "max_completion_tokens" if at_openai else "max_tokens"
+        # Servers differ in the integers they take for a seed; 31 bits suit all.
+        seed = context.seed % 2**31 if o.seed == "attempt" else o.seed
+        wanted: dict[str, JsonValue] = {
+            "temperature": o.temperature,
+            "reasoning_effort": o.reasoning_effort,
+            "seed": seed,
+            limit: o.max_tokens,
+        }
+        return {"tools": [BASH_TOOL], **{k: v for k, v in wanted.items() if v is not None}, **o.extra_body}
+
+    def _base_url(self) -> str:
+        return self.options.base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or PUBLIC_URL
+
+    def _key(self) -> str:
+        name = self.options.api_key_env
+        if not name:
+            return ""
+        key = os.environ.get(name, "").strip()
+        if not key:
+            raise MachineError(
+                f"agent 'openai' needs its API key in the environment variable {name}, which is not set; "
+                'set it, name another with api_key_env, or say api_key_env = "" if the server needs no key'
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise MachineError(f"the environment variable {name} holds characters that no API key has")
+        return key
+
+    def _rules(self, task: Task, bash: Bash, context: AgentContext) -> str:
+        lines = [
+            PREAMBLE if self.options.system_prompt is None else self.options.system_prompt,
+            "",
+            f"The project is in {task.workdir}. You are judged by what is changed there when you end.",
+        ]
+        if task.protected:
+            lines += ["These files must stay as they are, byte for byte, or your work does not count:"]
+            lines += [f"- {pattern}" for pattern in task.protected]
+        if task.editable:
+            lines += ["Of the project, you may change, add and remove only:"]
+            lines += [f"- {pattern}" for pattern in task.editable]
+        turns = context.recorder.max_steps
+        lines += [
+            "",
+            f"Your tool is bash; a command may take {bash.timeout:g} seconds.",
+            f"You have {turns} turns and {context.time_limit:g} seconds; what is changed by then counts.",
+            "A turn without a call of bash ends your work. Take it when you are done, and say what you did.",
+        ]
+        return "\n".join(lines)
+
+    def _cut(self, reply: Reply) -> bool:
+        # Some servers say "tool_calls" of a turn that their limit of tokens has cut.
+        limit = self.options.max_tokens
+        return reply.finish == "length" or bool(reply.calls and limit and reply.usage.output_tokens >= limit)
+
+    def _problem(self, reply: Reply) -> str:
+        """Why a turn is neither to be run nor to be believed; nothing if it is."""
+        if self._cut(reply):
+            return (
+                "Your turn was cut at its limit of tokens, and nothing of it was run. Take smaller steps; "
+                "write a long file in several parts."
+            )
+        if reply.finish == "tool_calls" and not reply.calls:
+            return "Your turn announced a call of a tool, but held none. Call bash, or say that you are done."
+        if not (reply.calls or reply.text):
+            return "Your turn was empty. Call bash, or say that you are done."
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A tool call as it was understood.
+
+    Attributes:
+        call: as it stays in the conversation: without its arguments if they are not right.
+        command: for bash.
+        problem: why there is no command.
+    """
+
+    call: ToolCall
+    command: str = ""
+    problem: str = ""
+
+
+def _understood(call: ToolCall) -> _Order:
+    quoted = call.raw if len(call.raw) <= QUOTED else f"{call.raw[:QUOTED]}... ({len(call.raw):,} characters)"
+    command = (call.arguments or {}).get("command")
+    if call.name != "bash":
+        problem = f"there is no tool {call.name[:QUOTED]!r}; the only one is 'bash'"
+    elif call.arguments is None:
+        problem = f"the arguments are not a JSON object: {quoted}"
+    elif not isinstance(command, str):
+        problem = f"the argument 'command' must be a string: {quoted}"
+    elif "\0" in command:
+        problem = f"the command holds a NUL byte, which no shell can take: {quoted}"
+    elif not command.strip():
+        problem = f"the command is empty: {quoted}"
+    else:
+        return _Order(replace(call, arguments={"command": command}), command)
+    # A bad call that stays in the conversation would be refused by some servers again and again.
+    example = json.dumps({"command": "ls -la"})
+    return _Order(
+        replace(call, arguments=None), problem=f"Not run: {problem}\nCall bash with arguments like {example}"
+    )
+
+
+def _request(task: Task, context: AgentContext) -> str:
+    return f"{task.prompt}\n\nHint: {context.hint}" if context.hint else task.prompt
