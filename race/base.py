@@ -1,0 +1,311 @@
+"""The base: the prepared sandbox that everything in a race is forked from.
+
+A base is made once and cached by the content of everything that went into it: the image, the project's files, the
+set-up commands, the environment. It lies stopped, and nothing ever writes to it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from race.bash import shown
+from race.errors import SandboxError, SpecError
+from race.locking import locked
+from race.project import Project, ProjectFile, collected, matching
+from race.repository import ProjectRepository, TreeEntry
+from race.sandbox import Directory, Entry, File, Limits, Link, SandboxProvider, SandboxSpec
+from race.spec import RaceSpec, nearest
+from race.store import owner
+from race.submission import printable
+
+FORMAT = 1
+"""Raised when bases made by an earlier version cannot be used any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A prepared base.
+
+    Attributes:
+        key: hash of all that went into it.
+        sandbox: name of its sandbox, which is stopped.
+        workdir: where the project lies inside.
+        repository: the framework's own git of the project.
+        entries: the project's files as they were committed.
+        rules: a folder with the project's ``.gitignore`` files and nothing else.
+        commit: the commit that a git URL was resolved to.
+        cached: whether it was there already.
+    """
+
+    key: str
+    sandbox: str
+    workdir: str
+    repository: ProjectRepository
+    entries: Mapping[bytes, TreeEntry]
+    rules: Path
+    commit: str | None
+    cached: bool = True
+
+
+async def prepare(
+    spec: RaceSpec,
+    provider: SandboxProvider,
+    home: Path,
+    *,
+    fresh: bool = False,
+    on_progress: Callable[[str], None] | None = None,
+) -> Base:
+    """The base of a race, from the cache or made now.
+
+    Args:
+        spec: of the race.
+        provider: makes its sandbox.
+        home: ``$RACE_HOME``; bases lie in ``bases/`` below it.
+        fresh: make it anew even if it is cached.
+        on_progress: told what is being done.
+
+    Raises:
+        SpecError: the project cannot be collected, a protected path is not in it, or a set-up command failed; the
+            text has its output, and nothing is left behind.
+        MachineError: this machine cannot run sandboxes.
+    """
+    tell = on_progress or (lambda _: None)
+    image = spec.base.image
+    if image != "host":
+        image = str(spec.folder / Path(image).expanduser())
+    image_id = await provider.image_id(image)
+    async with _collected(spec) as project:
+        check_patterns(spec, project)
+        key = await anyio.to_thread.run_sync(_key, spec, project, image_id)
+        folder = home / "bases" / key
+        folder.mkdir(parents=True, exist_ok=True)
+        async with locked(
+            folder / "lock", lambda: tell("waiting for another process that prepares the same base")
+        ):
+            if not fresh and (base := await _cached(folder, provider)) is not None:
+                return base
+            return await _make(spec, provider, folder, project, image, tell)
+
+
+def check_patterns(spec: RaceSpec, project: Project) -> None:
+    """Refuse a protected path or editable pattern that names nothing in the project.
+
+    Raises:
+        SpecError: with the nearest path that there is.
+    """
+    paths = [f.path for f in project.files]
+    for i, pattern in enumerate(spec.task.protected):
+        if not matching([pattern], paths):
+            raise SpecError(
+                f"{spec.place('task', 'protected', i)}: {pattern!r} is not in the project; "
+                f"{nearest(pattern, [printable(p) for p in paths][:50])}"
+            )
+
+
+async def _cached(folder: Path, provider: SandboxProvider) -> Base | None:
+    try:
+        record = json.loads((folder / "base.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    if record.get("format") != FORMAT:
+        return None
+    try:
+        await (await provider.get(record["sandbox"])).info()
+    except SandboxError:
+        return None
+    place = folder / record["files"]
+    return await anyio.to_thread.run_sync(_opened, folder.name, place, record)
+
+
+def _opened(key: str, place: Path, record: Mapping[str, Any]) -> Base:
+    repository = ProjectRepository(place / "project.git")
+    return Base(
+        key,
+        record["sandbox"],
+        record["workdir"],
+        repository,
+        repository.entries(),
+        place / "rules",
+        record.get("commit"),
+    )
+
+
+async def _make(
+    spec: RaceSpec,
+    provider: SandboxProvider,
+    folder: Path,
+    project: Project,
+    image: str,
+    tell: Callable[[str], None],
+) -> Base:
+    generation = secrets.token_hex(3)
+    name = f"base-{folder.name}-{generation}"
+    place = folder / generation
+    try:
+        tell(f"copying the project ({len(project.files):,} files)")
+        await anyio.to_thread.run_sync(_write_repository, place, project)
+        sandbox = await provider.create(
+            SandboxSpec(
+                name,
+                image=image,
+                env=spec.base.env,
+                limits=limits(spec),
+                network=spec.base.network.setup,
+                labels={"role": "base", "base": folder.name, "owner": owner()},
+            )
+        )
+        await sandbox.write(_project_entries(spec.base.workdir, project.files))
+        await sandbox.upload(place / "worktree.git", f"{spec.base.workdir}/.git")
+        await anyio.to_thread.run_sync(shutil.rmtree, place / "worktree.git")
+        for i, command in enumerate(spec.base.setup):
+            tell(f"setup: {command}")
+            done = await sandbox.exec(
+                command, cwd=spec.base.workdir, timeout=spec.base.setup_timeout, merge_stderr=True
+            )
+            if done.exit_code != 0:
+                how = (
+                    f"timed out after {spec.base.setup_timeout:g} s"
+                    if done.timed_out
+                    else f"exit status {done.exit_code}"
+                )
+                output = printable_lines(shown(done.stdout, done.stdout_bytes, 6000))
+                raise SpecError(  # noqa: TRY301 - the clean-up below is for this failure too
+                    f"{spec.place('base', 'setup', i)}: {command!r} failed ({how})\n{output}".rstrip()
+                )
+        await sandbox.stop()
+        await sandbox.label({"ready": "yes"})
+        record: dict[str, Any] = {
+            "format": FORMAT,
+            "sandbox": name,
+            "workdir": spec.base.workdir,
+            "files": generation,
+            "commit": project.commit,
+            "created": time.time(),
+        }
+        previous = _record(folder)
+        _write_atomically(folder / "base.json", json.dumps(record, indent=1))
+        base = replace(await anyio.to_thread.run_sync(_opened, folder.name, place, record), cached=False)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await _remove(provider, name)
+            gone = place if (folder / "base.json").exists() else folder
+            await anyio.to_thread.run_sync(lambda: shutil.rmtree(gone, ignore_errors=True))
+        raise
+    if previous:
+        # Another race may still be forking from the one before; then `race gc` takes it later.
+        await _remove(provider, previous["sandbox"])
+    return base
+
+
+async def _remove(provider: SandboxProvider, name: str) -> None:
+    try:
+        await (await provider.get(name)).delete()
+    except SandboxError:
+        return
+
+
+@asynccontextmanager
+async def _collected(spec: RaceSpec) -> AsyncIterator[Project]:
+    manager = collected(spec)
+    project = await anyio.to_thread.run_sync(manager.__enter__)
+    try:
+        yield project
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(manager.__exit__, None, None, None)
+
+
+def limits(spec: RaceSpec) -> Limits:
+    """The limits that a race's sandboxes get."""
+    table = spec.base.limits
+    return Limits(table.cpus, table.memory, table.disk, table.processes)
+
+
+def printable_lines(text: str) -> str:
+    """Text of many lines that a sandbox printed, made safe to show."""
+    return "\n".join(printable(line.rstrip("\r")) for line in text.replace("\t", "    ").split("\n"))
+
+
+def _key(spec: RaceSpec, project: Project, image_id: str) -> str:
+    sums = [
+        (f.path.hex(), f.mode, f.target.hex() if f.target is not None else _sum(f.source))
+        for f in project.files
+    ]
+    made_of = [
+        FORMAT,
+        spec.base.sandbox,
+        image_id,
+        spec.base.workdir,
+        spec.base.setup,
+        sorted(spec.base.env.items()),
+        spec.base.network.setup,
+        asdict(limits(spec)),
+        sums,
+    ]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
+
+
+def _sum(path: bytes) -> str:
+    with open(path, "rb") as file:  # noqa: PTH123 - the path is bytes
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_repository(place: Path, project: Project) -> None:
+    repository = ProjectRepository.create(place / "project.git")
+    files = [f for f in project.files if f.target is None]
+    blobs = dict(zip((f.path for f in files), repository.store_files([f.source for f in files]), strict=True))
+    entries = {
+        f.path: TreeEntry(f.git_mode, blobs[f.path] if f.target is None else repository.store(f.target))
+        for f in project.files
+    }
+    repository.commit(entries, "baseline")
+    repository.write_worktree_git(place / "worktree.git")
+    rules = place / "rules"
+    rules.mkdir()
+    for file in files:
+        if file.path.rpartition(b"/")[2] == b".gitignore":
+            target = rules / os.fsdecode(file.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(repository.content(blobs[file.path]))
+
+
+def _project_entries(workdir: str, files: tuple[ProjectFile, ...]) -> list[Entry]:
+    root = os.fsencode(workdir)
+    entries: list[Entry] = [Directory(root)]
+    for file in files:
+        path = root + b"/" + file.path
+        if file.target is not None:
+            entries.append(Link(path, file.target))
+        else:
+            entries.append(File(path, Path(os.fsdecode(file.source)), file.mode))
+    return entries
+
+
+def _record(folder: Path) -> dict[str, str] | None:
+    try:
+        record: dict[str, str] = json.loads((folder / "base.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return record
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)

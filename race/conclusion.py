@@ -1,0 +1,187 @@
+"""From what was measured to who wins, and to the verdict that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from race.attempt import Attempt
+from race.finals import Standing
+from race.measuring import Measured, change_size
+from race.spec import RaceSpec
+from race.verdict import (
+    AttemptUsage,
+    AttemptVerdict,
+    BaseVerdict,
+    MetricResult,
+    RaceStatus,
+    Speedup,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """Who wins.
+
+    Attributes:
+        winner: name of the attempt, or None.
+        tied_with: those that cannot be told from it.
+        confidence: probability that it is the best, in [0, 1].
+        reason: in a sentence, why this one, or why none.
+    """
+
+    winner: str | None = None
+    tied_with: tuple[str, ...] = ()
+    confidence: float = 0.0
+    reason: str = ""
+
+
+def conclude(spec: RaceSpec, attempts: Sequence[Attempt], measured: Measured | None) -> Conclusion:
+    """Who wins a race whose eligible attempts were measured.
+
+    Without a metric, all that pass every gate are equal, and the smallest change wins; one that changed nothing
+    never does.
+    """
+    eligible = [a for a in attempts if a.eligible]
+    if not eligible:
+        return Conclusion(reason="no attempt is eligible")
+    if measured is None:
+        return _smallest(eligible)
+    standings = measured.standings
+    if standings.winner is None:
+        return Conclusion(reason=_nobody(spec))
+    how = {
+        "decided": "the measurements decide it",
+        "practical tie": "a tie within the indifference zone; the smallest change wins",
+        "budget": "the best when the budget for measuring was spent; not beyond doubt",
+        "only candidate": "the only eligible attempt, and better than the base",
+        "nobody better": "the best of the eligible",
+    }
+    return Conclusion(standings.winner, standings.tied_with, standings.confidence, how[standings.why])
+
+
+def _nobody(spec: RaceSpec) -> str:
+    if spec.finals.require_improvement:
+        return "no eligible attempt is measurably better than the base"
+    return "no eligible attempt could be measured"
+
+
+def _smallest(eligible: Sequence[Attempt]) -> Conclusion:
+    changed = [a for a in eligible if a.submission is not None and a.submission.changes]
+    if not changed:
+        return Conclusion(reason="no eligible attempt changed anything")
+    first = min(changed, key=lambda a: (change_size(a.submission), a.number))
+    others = tuple(a.name for a in changed if a is not first)
+    reason = "the smallest change that passes every gate" if others else "the only one that passes every gate"
+    return Conclusion(first.name, others, 1 / len(changed), reason)
+
+
+def verdict(  # noqa: PLR0913 - a verdict has this many sides
+    conclusion: Conclusion,
+    *,
+    race: str,
+    spec: RaceSpec,
+    status: RaceStatus,
+    attempts: Sequence[Attempt],
+    base_metrics: Mapping[str, MetricResult],
+    measured: Measured | None,
+    kept: str | None,
+    seconds: float,
+    warnings: Sequence[str],
+) -> Verdict:
+    """The whole verdict of a race."""
+    base = {**base_metrics, **(measured.base if measured else {})}
+    return Verdict(
+        race=race,
+        task=spec.task.name,
+        status=status,
+        winner=conclusion.winner,
+        tied_with=conclusion.tied_with,
+        confidence=conclusion.confidence,
+        decided_by=conclusion.reason,
+        base=BaseVerdict(metrics=base),
+        attempts=tuple(_attempt(a, status, measured, kept, conclusion) for a in attempts),
+        seconds=seconds,
+        warnings=tuple(warnings),
+    )
+
+
+def _attempt(
+    attempt: Attempt, status: RaceStatus, measured: Measured | None, kept: str | None, conclusion: Conclusion
+) -> AttemptVerdict:
+    standing = measured.standings[attempt.name] if measured and attempt.name in measured.names else None
+    state = attempt.state
+    if state is None:
+        state = "cancelled" if status in ("cancelled", "failed") and standing is None else "scored"
+        if standing is not None and standing.state == "eliminated":
+            state = "eliminated"
+    trajectory = attempt.trajectory
+    submission = attempt.submission
+    mine = next(
+        (s.name for s in (attempt.fork, attempt.image and attempt.image.sandbox) if s and s.name == kept),
+        None,
+    )
+    made = (attempt.image.sandbox.name if attempt.image else None) or (
+        attempt.fork.name if attempt.fork else None
+    )
+    return AttemptVerdict(
+        name=attempt.name,
+        entry=attempt.entry.name,
+        agent=attempt.entry.agent,
+        model=attempt.entry.model,
+        hint=attempt.entry.hint,
+        state=state,
+        eligible=attempt.eligible,
+        outcome=trajectory.outcome,
+        reasons=tuple(sound(r) for r in (*attempt.reasons, *_remarks(attempt, standing, conclusion))),
+        gates=attempt.gates,
+        metrics=attempt.metrics,
+        speedup=_speedup(standing),
+        p_best=standing.p_best if standing else None,
+        steps=len(trajectory.steps),
+        usage=AttemptUsage(
+            input_tokens=trajectory.usage.input_tokens,
+            output_tokens=trajectory.usage.output_tokens,
+            cached_tokens=trajectory.usage.cached_tokens,
+            cost_usd=trajectory.usage.cost_usd,
+        ),
+        message=sound(trajectory.message),
+        seconds=attempt.seconds,
+        files_changed=submission.files_changed if submission else (),
+        packages=tuple(f"{p.name}=={p.version}" for p in submission.packages) if submission else (),
+        ignored=submission.ignored if submission else (),
+        patch=str(attempt.patch) if attempt.patch else None,
+        sandbox=mine or made,
+        sandbox_state="kept" if mine else "deleted",
+    )
+
+
+def _remarks(attempt: Attempt, standing: Standing | None, conclusion: Conclusion) -> list[str]:
+    """Why an attempt that was scored did not win, and what else is to be known of it."""
+    said: list[str] = []
+    if attempt.state is None and attempt.trajectory.outcome != "done" and attempt.trajectory.message:
+        said.append(f"the agent was {attempt.trajectory.message}; scored as it stood")
+    if not attempt.eligible or attempt.name == conclusion.winner:
+        return said
+    if attempt.submission is not None and not attempt.submission.changes and not attempt.submission.packages:
+        said.append("changed nothing")
+    elif standing is not None and standing.vs_base is not None and standing.vs_base.low <= 1:
+        said.append("not measurably better than the base")
+    elif attempt.name in conclusion.tied_with:
+        said.append(f"tied with {conclusion.winner}, whose change is smaller")
+    elif standing is not None and standing.vs_winner is not None:
+        said.append(f"beaten by {conclusion.winner}: {standing.vs_winner.estimate:.3g} times as good")
+    return said
+
+
+def _speedup(standing: Standing | None) -> Speedup | None:
+    if standing is None or standing.vs_base is None:
+        return None
+    s = standing.vs_base
+    return Speedup(vs_base=s.estimate, low=s.low, high=s.high)
+
+
+def sound(text: str) -> str:
+    """Text that can be written anywhere: lone surrogates, which no encoding takes, become question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")

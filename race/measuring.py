@@ -1,0 +1,270 @@
+"""Measuring replays: one at a time on a machine, after all agents have ended.
+
+Every sample is a fresh process in a fresh fork of a replay image. Races that share a state folder share one *lane*: a
+lock that the kernel lets go when its holder dies, so no two of them measure at the same moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import numpy as np
+
+from race.attempt import Attempt, Course, Emit
+from race.errors import AttemptError, Rejected, ScorerError, SpecError
+from race.finals import Entrant, Measure, Rule, Standings, finals
+from race.locking import locked
+from race.plugins import boundary
+from race.replay import ReplayImage, build
+from race.scoring import Metric, Sample, ScoreContext
+from race.spec import RaceSpec
+from race.statistics.cautions import Caution
+from race.submission import Submission
+from race.verdict import MetricResult
+
+TIME_UNITS = frozenset({"ns", "us", "µs", "ms", "s", "sec", "seconds", "min", "h"})
+"""Units whose values are times."""
+SECONDARY_ROUNDS = 3
+"""How often the metrics that do not decide are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the finals brought.
+
+    Attributes:
+        standings: of the metric that decides.
+        metric: its name.
+        base: what was measured of the base, by metric.
+        warnings: for people.
+    """
+
+    standings: Standings
+    metric: str
+    base: Mapping[str, MetricResult]
+    warnings: list[str]
+
+    @property
+    def names(self) -> set[str]:
+        """Everybody who was measured, the base included."""
+        return {s.name for s in self.standings.entrants}
+
+
+@asynccontextmanager
+async def lane(home: Path, emit: Emit) -> AsyncIterator[None]:
+    """Hold the machine's measuring lane."""
+    async with locked(home / "lane.lock", lambda: emit("lane.waiting")):
+        yield
+
+
+async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) -> dict[str, MetricResult]:
+    """What each metric says of the base, measured once and kept with it.
+
+    Raises:
+        SpecError: a metric has no number even for the unchanged project.
+    """
+    spec, base, emit = course.spec, course.base, course.emit
+    known = course.home / "bases" / base.key / f"baseline-{_tables_key(spec)}.json"
+    if base.cached and (found := _kept(known)) is not None:
+        return found
+    results: dict[str, MetricResult] = {}
+    if not metrics:
+        return results
+    emit("base.progress", text="measuring the base")
+    image = await _base_image(course)
+    try:
+        async with lane(course.home, course.emit):
+            for name, metric in metrics:
+                try:
+                    sample = await measure_once(image, name, metric, ScoreContext(name, "base"))
+                except Rejected as e:
+                    where = next(i for i, s in enumerate(spec.scorers) if s.label == name)
+                    raise SpecError(
+                        f"{spec.place('scorers', where)} ({name!r}): has no number for the unchanged project: {e}"
+                    ) from e
+                results[name] = result([sample.value], metric.unit)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await image.sandbox.delete()
+    known.write_text(json.dumps({k: v.model_dump() for k, v in results.items()}))
+    return results
+
+
+async def run_finals(
+    course: Course, attempts: Sequence[Attempt], metrics: Sequence[tuple[str, Metric]]
+) -> Measured:
+    """Measure the eligible attempts and the base against each other. Attempts that turn out to have no number end
+    as ineligible, those whose scorer breaks as failed.
+    """
+    image = await _base_image(course)
+    arms = _Arms({"base": image, **{a.name: a.image for a in attempts if a.image is not None}}, course.emit)
+    entrants = [Entrant("base"), *(Entrant(a.name, change_size(a.submission)) for a in attempts)]
+    name, metric = metrics[0]
+    async with lane(course.home, course.emit):
+        names = [e.name for e in entrants]
+        course.emit("finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit)
+        rng = np.random.default_rng(int.from_bytes(os.urandom(8)))
+        standings = await finals(entrants, arms.measure_with(name, metric), rule(course.spec, metric), rng)
+        for other, secondary in metrics[1:]:
+            await arms.measure_rounds(other, secondary, rng)
+    base_results = {name: result(standings["base"].values, metric.unit)}
+    for attempt in attempts:
+        standing = standings[attempt.name]
+        if standing.values:
+            attempt.metrics[name] = result(standing.values, metric.unit)
+        if attempt.name in arms.broken:
+            attempt.end("failed", arms.broken[attempt.name])
+        elif standing.state == "rejected":
+            attempt.end("ineligible", f"{name}: {standing.reason}")
+    for other, secondary in metrics[1:]:
+        for arm, values in arms.values[other].items():
+            target = base_results if arm == "base" else next(a for a in attempts if a.name == arm).metrics
+            target[other] = result(values, secondary.unit)
+    return Measured(standings, name, base_results, [_sentence(c) for c in standings.warnings])
+
+
+class _Arms:
+    """The replay images that are measured, by name."""
+
+    def __init__(self, images: Mapping[str, ReplayImage], emit: Emit) -> None:
+        self._images = images
+        self._emit = emit
+        self.broken: dict[str, str] = {}
+        self.values: dict[str, dict[str, list[float]]] = {}
+
+    def measure_with(self, scorer: str, metric: Metric) -> Measure:
+        """What the finals call for each sample. A scorer that breaks on one candidate costs that one its place."""
+
+        async def measure(entrant: Entrant, number: int, seed: int) -> Sample:
+            arm = entrant.name
+            context = ScoreContext(scorer, arm, number, seed)
+            try:
+                sample = await measure_once(self._images[arm], scorer, metric, context)
+            except AttemptError as e:
+                if arm == "base":
+                    raise
+                self.broken[arm] = str(e)
+                raise Rejected(str(e)) from e
+            self._emit(
+                "finals.sample",
+                "" if arm == "base" else arm,
+                scorer=scorer,
+                base=arm == "base",
+                round=number,
+                value=sample.value,
+                wait=sample.wait,
+                seconds=sample.seconds,
+            )
+            return sample
+
+        return measure
+
+    async def measure_rounds(self, scorer: str, metric: Metric, rng: np.random.Generator) -> None:
+        """A metric that is reported and does not decide: a few interleaved rounds of everybody still there."""
+        found = self.values.setdefault(scorer, {})
+        measure = self.measure_with(scorer, metric)
+        for number in range(1, SECONDARY_ROUNDS + 1):
+            seed = int(rng.integers(1 << 32))
+            for arm in rng.permutation([a for a in self._images if a not in self.broken]):
+                try:
+                    sample = await measure(Entrant(str(arm)), number, seed)
+                except Rejected:
+                    continue
+                found.setdefault(str(arm), []).append(sample.value)
+
+
+def _sentence(caution: Caution) -> str:
+    who = f"{caution.entrant}: " if caution.entrant else ""
+    return f"{who}{caution.detail}; {caution.advice}"
+
+
+async def measure_once(image: ReplayImage, name: str, metric: Metric, context: ScoreContext) -> Sample:
+    """One sample, in a fork of its own.
+
+    Raises:
+        Rejected: there is no number.
+        ScorerError: the scorer broke.
+    """
+    async with image.replay() as replay:
+        with boundary(ScorerError, f"scorer {name!r}"):
+            began = time.monotonic()
+            sample: object = await metric.measure(replay, context)
+            if not isinstance(sample, Sample):
+                raise TypeError(f"measure() returned {type(sample).__name__}, not a Sample")
+    if not (math.isfinite(sample.value) and sample.value > 0):
+        raise Rejected(f"the scorer {name!r} gave {sample.value}, which is not a finite number above zero")
+    return sample if sample.seconds else Sample(sample.value, sample.wait, time.monotonic() - began)
+
+
+def result(values: Sequence[float], unit: str) -> MetricResult:
+    """Samples as the verdict shows them."""
+    data = np.asarray(values, dtype=float)
+    middle = float(np.median(data))
+    low, high = np.percentile(data, [25, 75])
+    return MetricResult(
+        value=middle,
+        unit=unit,
+        samples=tuple(float(v) for v in data),
+        spread=float((high - low) / 2 / middle),
+    )
+
+
+def rule(spec: RaceSpec, metric: Metric) -> Rule:
+    """How the finals of a race are to be run."""
+    table = spec.finals
+    given = {
+        "confidence": table.confidence,
+        "indifference": table.indifference,
+        "max_rounds": table.max_rounds,
+        "seconds": table.seconds,
+    }
+    return Rule.of(
+        table.mode,
+        goal=metric.goal,
+        timelike=is_timelike(metric.unit),
+        require_improvement=table.require_improvement,
+        **{k: v for k, v in given.items() if v is not None},
+    )
+
+
+def is_timelike(unit: str) -> bool:
+    """Whether values of a unit grow with the time that a program takes, or are rates that fall with it."""
+    return unit in TIME_UNITS or unit.endswith(("/s", "/sec", "bps"))
+
+
+def change_size(submission: Submission | None) -> int:
+    """How much a submission changes, for choosing the smallest in a tie: bytes of its patch, and a lot for each
+    package that it needs.
+    """
+    if submission is None:
+        return 0
+    return len(submission.patch) + 100_000 * len(submission.packages)
+
+
+async def _base_image(course: Course) -> ReplayImage:
+    labels = {**course.labels, "role": "replay"}
+    name = f"{course.race}-base-replay"
+    return await build(
+        course.provider, course.base, Submission(), course.spec, name=name, labels=labels, is_base=True
+    )
+
+
+def _tables_key(spec: RaceSpec) -> str:
+    tables = [s.model_dump(mode="json") for s in spec.scorers]
+    return hashlib.sha256(json.dumps([tables, spec.base.network.scoring]).encode()).hexdigest()[:12]
+
+
+def _kept(path: Path) -> dict[str, MetricResult] | None:
+    try:
+        return {k: MetricResult.model_validate(v) for k, v in json.loads(path.read_text()).items()}
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,169 @@
+"""Removing what is not needed any more: the sandboxes of a race, and what killed processes left.
+
+Every sandbox that a race makes carries the race's id and its owner's process in its labels, so whoever comes later can
+tell what is in use from what was left behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio.to_thread
+
+from race.errors import SandboxError
+from race.plugins import names
+from race.plugins import provider as make_provider
+from race.sandbox import SandboxInfo, SandboxProvider
+from race.store import Store, is_alive
+
+
+async def delete_sandboxes(home: Path, races: AbstractSet[str]) -> list[str]:
+    """Delete every sandbox of some races, kept ones too.
+
+    Returns:
+        A line about each one that could not be deleted.
+    """
+    problems: list[str] = []
+    for name in _used(home):
+        provider = make_provider(name, home, name)
+        try:
+            mine = [i for i in await provider.list() if i.labels.get("race") in races]
+            problems += (await _delete(provider, mine))[1]
+        finally:
+            await provider.aclose()
+    return problems
+
+
+async def collect(home: Path, *, bases: bool = False) -> tuple[list[str], list[str]]:
+    """Remove what killed processes left, and nothing that a living one uses or that is kept.
+
+    Args:
+        home: the state folder.
+        bases: also remove cached bases that nothing was forked from.
+
+    Returns:
+        A line about each thing removed, and a line about each that could not be.
+    """
+    store = Store(home)
+    try:
+        rows = store.races()
+        alive = {r.id for r in rows if r.alive}
+        known = {r.id for r in rows}
+        for row in rows:
+            if row.status == "interrupted":
+                store.abandon(row.id)
+    finally:
+        store.close()
+    removed: list[str] = []
+    problems: list[str] = []
+    left_over: set[str] = set()
+    for name in _used(home):
+        provider = make_provider(name, home, name)
+        try:
+            removed += await provider.collect()
+            infos = await provider.list()
+            left = [i for i in infos if _left_behind(home, i, alive, known)]
+            done, failed = await _delete(provider, left)
+            if bases and not alive:  # a race that has just begun may be about to fork from any of them
+                gone = {i.name for i in left}
+                parents = {i.parent for i in infos if i.name not in gone}
+                unused = [i for i in infos if i.labels.get("role") == "base" and i.name not in parents | gone]
+                more, failed_too = await _delete(provider, unused)
+                done, failed = done + more, failed + failed_too
+            removed += done
+            problems += failed
+            left_over |= {i.name for i in await provider.list()}
+        finally:
+            await provider.aclose()
+    removed += await anyio.to_thread.run_sync(_orphaned_files, home, left_over)
+    return removed, problems
+
+
+def _used(home: Path) -> list[str]:
+    """The providers that have a folder in this home, those that are plugins by name."""
+    return [n for n in names("sandboxes") if (home / "sandboxes" / n).is_dir()]
+
+
+def _left_behind(home: Path, info: SandboxInfo, alive: AbstractSet[str], known: AbstractSet[str]) -> bool:
+    race, owner = info.labels.get("race", ""), info.labels.get("owner", "")
+    if is_alive(owner):
+        return False
+    if info.labels.get("role") == "base":
+        return not _is_current_base(home, info)
+    if not race:
+        return False  # somebody made it by hand
+    if info.labels.get("keep") == "yes":
+        return race not in known
+    return race not in alive
+
+
+def _is_current_base(home: Path, info: SandboxInfo) -> bool:
+    try:
+        record = json.loads((home / "bases" / info.labels.get("base", "") / "base.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(record.get("sandbox") == info.name)
+
+
+async def _delete(provider: SandboxProvider, infos: list[SandboxInfo]) -> tuple[list[str], list[str]]:
+    """Delete sandboxes, children before parents."""
+    removed: list[str] = []
+    problems: list[str] = []
+    for info in reversed(infos):
+        try:
+            await (await provider.get(info.name)).delete()
+            removed.append(f"sandbox {info.name}")
+        except SandboxError as e:
+            problems.append(f"the sandbox {info.name} could not be deleted: {e}")
+    return removed, problems
+
+
+def _orphaned_files(home: Path, sandboxes: AbstractSet[str]) -> list[str]:
+    """Remove files of bases whose sandbox is gone, of bases that were never finished, and of unknown races."""
+    removed: list[str] = []
+    for folder in sorted((home / "bases").glob("*")):
+        with _unlocked(folder / "lock") as free:
+            if free:
+                removed += _clean_base(folder, sandboxes)
+    # Folders before rows: a race writes its row first, so every folder seen here has one if its race is known.
+    folders = sorted((home / "races").glob("*"))
+    store = Store(home)
+    known = {r.id for r in store.races()}
+    store.close()
+    for folder in folders:
+        if folder.name not in known:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(f"files of the race {folder.name}")
+    return removed
+
+
+def _clean_base(folder: Path, sandboxes: AbstractSet[str]) -> list[str]:
+    try:
+        record = json.loads((folder / "base.json").read_text())
+    except (OSError, ValueError):
+        record = {}
+    if record.get("sandbox") not in sandboxes:
+        shutil.rmtree(folder, ignore_errors=True)
+        return [f"files of the base {folder.name}"]
+    old = [g for g in folder.iterdir() if g.is_dir() and g.name != record.get("files")]
+    for generation in old:
+        shutil.rmtree(generation, ignore_errors=True)
+    return [f"files of an earlier base {folder.name}" for _ in old]
+
+
+@contextmanager
+def _unlocked(path: Path) -> Iterator[bool]:
+    """Whether nobody holds a lock; if so, it is held for the block."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
