@@ -1,0 +1,6 @@
+"""``python -m race`` is the command ``race``."""
+
+from race.cli import main
+
+if __name__ == "__main__":
+    main()
