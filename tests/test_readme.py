@@ -1,0 +1,72 @@
+"""The README's code is run, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+import types
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from race.cli.app import app
+from race.cli.sandboxes import app as sandboxes_app
+from race.spec import from_data
+from tests.racing import project, run, script, spec
+
+README = Path(__file__).parent.parent / "README.md"
+TEXT = README.read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.fixture
+def plugins() -> Iterator[str]:
+    """A module with the plugins of the README in it."""
+    module = types.ModuleType("readme_plugins")
+    for block in blocks("python"):
+        if "class " in block:
+            exec(compile(block, str(README), "exec"), module.__dict__)  # noqa: S102 - our own README
+    sys.modules[module.__name__] = module
+    yield module.__name__
+    del sys.modules[module.__name__]
+
+
+@pytest.mark.anyio
+async def test_the_plugins_race(tmp_path: Path, home: Path, plugins: str) -> None:
+    (project(tmp_path) / "a.py").write_text("long = 1\n")
+    entries = [{"name": "careful", "agent": f"{plugins}:Careful"}, script("small", "echo 'x=1' > a.py")]
+    verdict = await run(home, spec(tmp_path, entries, scorers=[{"use": f"{plugins}:Size", "name": "size"}]))
+    assert verdict.winner == "small"
+    assert verdict.attempts[0].message == "added a line"
+    assert verdict.attempts[0].files_changed == ("README.md",)
+
+
+def test_the_race_file_is_taken(tmp_path: Path) -> None:
+    (block,) = blocks("toml")
+    made = from_data(tomllib.loads(block), tmp_path / "race.toml")
+    assert [e.name for e in made.entries] == ["numpy", "by-hand"]
+
+
+def test_the_demo_is_there() -> None:
+    (block,) = [b for b in blocks("python") if "race.load" in b]
+    path = re.search(r'race\.load\("([^"]+)"\)', block)
+    assert path is not None
+    assert (README.parent / path[1]).is_file()
+
+
+def test_commands_and_plugins_are_all_named() -> None:
+    top = [c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands]
+    named = re.findall(r"race ([a-z]+)", TEXT)
+    assert set(top) <= set(named)
+    (line,) = re.findall(r"`race sandbox ([a-z\\|]+)`", TEXT)
+    inner = [c.name or getattr(c.callback, "__name__", "") for c in sandboxes_app.registered_commands]
+    assert sorted(line.replace("\\", "").split("|")) == sorted(inner)
+    for group in ("race.agents", "race.scorers"):
+        for point in entry_points(group=group):
+            assert f"| `{point.name}` |" in TEXT, point.name
