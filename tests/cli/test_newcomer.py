@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import Shell
+from tests.cli.test_cli import Shell, entry
 from tests.test_project import git
 
 WORDS = '''"""Counting words."""
@@ -37,17 +37,8 @@ began = time.perf_counter()
 count(text)
 print((time.perf_counter() - began) * 1000)
 """
-ENTRIES = """
-[[entries]]
-name = "counter"
-agent = "script"
-commands = ["printf 'from collections import Counter\\\\n\\\\n\\\\ndef count(text):\\\\n    return dict(Counter(text.split()))\\\\n' > words.py"]
-
-[[entries]]
-name = "wrong"
-agent = "script"
-commands = ["printf 'def count(text):\\\\n    return {}\\\\n' > words.py"]
-"""
+COUNTER = "from collections import Counter\\n\\n\\ndef count(text):\\n    return dict(Counter(text.split()))\\n"
+ENTRIES = "\n" + entry("counter", f"printf '{COUNTER}' > words.py") + entry("wrong", "echo 'count = dict' > words.py")
 
 
 @pytest.mark.timeout(120)  # it prepares a virtual environment
