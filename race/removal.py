@@ -96,6 +96,8 @@ def _left_behind(home: Path, info: SandboxInfo, alive: AbstractSet[str], known: 
         return False
     if info.labels.get("role") == "base":
         return not _is_current_base(home, info)
+    if info.labels.get("role") == "trial":
+        return True
     if not race:
         return False  # somebody made it by hand
     if info.labels.get("keep") == "yes":

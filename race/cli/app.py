@@ -6,6 +6,7 @@ file is wrong; 3 this machine cannot; 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib.metadata import version as installed_version
@@ -60,6 +61,9 @@ def run(arguments: list[str]) -> int:
     Args:
         arguments: without the program's name.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 is no reason to fail
     try:
         app(arguments, prog_name="race")
     except SystemExit as e:

@@ -32,7 +32,7 @@ async def attach(sandbox: Sandbox, cwd: str) -> int:
     terminal = await sandbox.terminal(cwd=cwd, env=term, rows=size.lines, columns=size.columns)
     before = termios.tcgetattr(sys.stdin)
     try:
-        tty.setraw(sys.stdin)
+        tty.setraw(sys.stdin, termios.TCSADRAIN)  # without losing what was typed already
         async with anyio.create_task_group() as group:
             group.start_soon(_type, terminal)
             group.start_soon(_resize, terminal)
