@@ -53,7 +53,8 @@ async def finals(
     last = rule.max_rounds * (2 if many else 1)
     looks = Looks(first=rule.min_rounds, last=last, level=1 - rule.confidence, arms=len(entrants))
     for number in range(rule.warmup):
-        await _round(record, measure, number, rng)
+        if record.candidates:
+            await _round(record, measure, number, rng)
     decision: Decision | None = None
     while record.candidates and record.rounds < last:
         if record.rounds and _spent(record, rule, most_runs=rule.runs_each * len(entrants) if many else None):
@@ -82,7 +83,9 @@ async def _round(
     seed = int(rng.integers(2**31))
     if counts:
         record.begin_round()
-    for arm in rng.permutation(record.live):
+    live = record.live
+    for place in rng.permutation(len(live)):
+        arm = live[int(place)]
         entrant = record.entrants[arm]
         try:
             sample = await measure(entrant, number, seed)

@@ -1,4 +1,4 @@
-"""How large a difference must be to act on it after any of several looks at the data, and small facts about Student's t.
+"""How large a difference must be to act on it after any of several looks at the data; Student's t.
 
 Looking after every round and stopping at the first "significant" difference finds one where there is none far more
 often than the level says; a boundary for the largest of all looks does not (Pocock 1977, "Group sequential methods in
@@ -7,17 +7,14 @@ the design and analysis of clinical trials", Biometrika 64). The boundary is fou
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TypeVar
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-PATHS = 20_000
-
-Number = TypeVar("Number", float, npt.NDArray[np.float64])
+PATHS: Final = 20_000
 
 
 def normal_quantile(probability: float) -> float:
@@ -39,8 +36,10 @@ def t_quantile(probability: float, df: float) -> float:
     )
 
 
-def normal_deviate(t: npt.NDArray[np.float64], df: npt.NDArray[np.float64] | float) -> npt.NDArray[np.float64]:
-    """Standard normal deviates with the same tails as these |t| (Wallace 1959, Annals of Mathematical Statistics 30)."""
+def normal_deviate(
+    t: npt.NDArray[np.float64], df: npt.NDArray[np.float64] | float
+) -> npt.NDArray[np.float64]:
+    """Standard normal deviates with the same tails as these |t|: Wallace 1959, Annals of Math. Statistics 30."""
     return np.asarray((8 * df + 1) / (8 * df + 3) * np.sqrt(df * np.log1p(np.square(t) / df)))
 
 
@@ -48,7 +47,8 @@ def normal_deviate(t: npt.NDArray[np.float64], df: npt.NDArray[np.float64] | flo
 def boundary(first: int, last: int, level: float) -> float:
     """What the largest of several looks at a paired t-test exceeds with probability ``level`` if nothing differs.
 
-    The looks are after each of the rounds ``first`` (at least 2) to ``last``; the test is two-sided, in normal deviates.
+    The looks are after each of the rounds ``first`` (at least 2) to ``last``; the test is two-sided;
+    the value is a normal deviate.
     """
     rounds = np.arange(1, last + 1)
     x = np.random.default_rng(1).standard_normal((PATHS, last))
@@ -58,8 +58,3 @@ def boundary(first: int, last: int, level: float) -> float:
     t = mean[:, looks] / np.sqrt(variance / rounds[looks])
     largest = normal_deviate(t, (rounds - 1)[looks].astype(np.float64)).max(1)
     return float(np.quantile(largest, 1 - level))
-
-
-def log_ratio(share: float) -> float:
-    """A relative difference as a difference on the log scale: 0.01 is log(1.01)."""
-    return math.log1p(share)

@@ -68,7 +68,9 @@ class Decision:
     rivals: tuple[int, ...]
 
 
-def decide(fit: Fit, contenders: Sequence[int], looks: Looks, *, base: int | None, indifference: float) -> Decision:
+def decide(
+    fit: Fit, contenders: Sequence[int], looks: Looks, *, base: int | None, indifference: float
+) -> Decision:
     """Look at the fit once.
 
     Args:
@@ -90,7 +92,7 @@ def decide(fit: Fit, contenders: Sequence[int], looks: Looks, *, base: int | Non
         outcome, rivals = "claimed", ()
     elif fit.df >= 1 and all(difference[arm] + reach * error[arm] < indifference for arm in rivals):
         outcome = "tied"
-    if base in contenders and fit.df >= 1 and outcome != "claimed":
+    if base is not None and base in contenders and fit.df >= 1 and outcome != "claimed":
         difference, error = fit.against(base)
         candidates = [arm for arm in contenders if arm != base and arm not in beaten]
         if all(difference[arm] - reach * error[arm] > -indifference for arm in candidates):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -61,7 +60,7 @@ class Record:
 
     @property
     def seconds_of_a_round(self) -> float:
-        """How long another round will take, judged by the longer half of each arm's samples."""
+        """How long another round will take, judged by the mean of each arm's samples."""
         total = 0.0
         for arm in self.live:
             times = [s.seconds for s in self.samples[arm] or self.warmup[arm]]
@@ -101,7 +100,9 @@ class Record:
 
     def beat(self, arm: int, leader: int) -> None:
         """Measure an arm no more that another beat, unless that one turns out to have no number."""
-        self.leave(arm, f"clearly worse than {self.entrants[leader].name!r} after {len(self.samples[arm])} rounds")
+        self.leave(
+            arm, f"clearly worse than {self.entrants[leader].name!r} after {len(self.samples[arm])} rounds"
+        )
         self._beaten_by[arm] = leader
 
     def reject(self, arm: int, reason: str) -> None:
@@ -120,18 +121,8 @@ class Record:
     def fit(self) -> Fit:
         """Fit everybody who has a number; who has none has an infinite effect, and says nothing of the others."""
         y, waits = self.table()
-        known = [a for a, state in enumerate(self.states) if state != "rejected" and self.samples[a]]
+        known = np.array(
+            [a for a, state in enumerate(self.states) if state != "rejected" and self.samples[a]], np.intp
+        )
         part = fit_rounds(y[:, known], waits[:, known], one_sided=self.rule.timelike, floor=self.rule.floor)
-        return part if len(known) == len(self.entrants) else spread_out(part, known, len(self.entrants))
-
-
-def spread_out(part: Fit, known: Sequence[int], arms: int) -> Fit:
-    """A fit of some arms as one of all: the others have an infinite effect."""
-    index = np.asarray(known)
-    effects, variance = np.full(arms, math.inf), np.zeros(arms)
-    covariance = np.zeros((arms, arms))
-    residuals, weights = np.full((len(part.rounds), arms), np.nan), np.zeros((len(part.rounds), arms))
-    effects[index], variance[index] = part.effects, part.variance
-    covariance[np.ix_(index, index)] = part.covariance
-    residuals[:, index], weights[:, index] = part.residuals, part.weights
-    return Fit(effects, part.rounds, covariance, variance, part.df, residuals, weights)
+        return part if len(known) == len(self.entrants) else part.of(known, len(self.entrants))

@@ -54,7 +54,7 @@ class Rule:
     indifference: float = 0.01
     warmup: int = 1
     min_rounds: int = 3
-    max_rounds: int = 15
+    max_rounds: int = 14
     runs_each: int = 10
     seconds: float = math.inf
     require_improvement: bool = True
@@ -65,7 +65,7 @@ class Rule:
         Raises:
             ValueError: a field is out of its range.
         """
-        if not 0.5 <= self.confidence < 1:
+        if not 0.5 <= self.confidence < 1:  # noqa: PLR2004 - a coin is as sure
             message = f"confidence is {self.confidence!r}; it must be at least 0.5 and below 1"
             raise ValueError(message)
         if not self.indifference > 0:
@@ -78,12 +78,14 @@ class Rule:
             )
             raise ValueError(message)
         if self.timelike and self.scale != "log":
-            message = "values that are like times are compared on the log scale: scale='log', or timelike=False"
+            message = (
+                "values that are like times are compared on the log scale: scale='log', or timelike=False"
+            )
             raise ValueError(message)
 
     @staticmethod
-    def of(mode: Mode, **overrides: Any) -> Rule:  # noqa: ANN401 - the fields of this class, each with its own type
-        """The rule of that name with some fields replaced.
+    def of(mode: Mode, **overrides: Any) -> Rule:
+        """The rule of that name with some fields replaced; fewer ``max_rounds`` mean no more ``min_rounds``.
 
         Raises:
             ValueError: there is no such mode, or a field is out of its range.
@@ -92,7 +94,10 @@ class Rule:
         if mode not in MODES:
             message = f"mode is {mode!r}; it must be one of {', '.join(MODES)}"
             raise ValueError(message)
-        return replace(MODES[mode], **overrides)
+        rule = MODES[mode]
+        if "max_rounds" in overrides:
+            rule = replace(rule, min_rounds=min(rule.min_rounds, max(overrides["max_rounds"], 1)))
+        return replace(rule, **overrides)
 
     @property
     def margin(self) -> float:
@@ -112,7 +117,9 @@ class Rule:
         """
         value = sample.value
         if not math.isfinite(value) or (self.scale == "log" and value <= 0):
-            message = f"measured {value!r}, which is not a finite number" + " above zero" * (self.scale == "log")
+            message = f"measured {value!r}, which is not a finite number" + " above zero" * (
+                self.scale == "log"
+            )
             raise ValueError(message)
         if not 0 <= sample.wait < 1:
             message = f"measured a wait of {sample.wait!r}, which is not a share in [0, 1)"

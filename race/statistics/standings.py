@@ -35,9 +35,10 @@ class Standing:
         warmup: the samples that were thrown away.
         median: of ``values``; None without any.
         fitted: its value on an undisturbed machine, as fitted; None when it was rejected.
-        spread: standard deviation of one undisturbed sample: a share of the value on the log scale, else in its unit.
-        vs_base: how many times better than the base; None when it was rejected.
-        vs_winner: how many times better than the winner, so mostly below 1; None without a winner.
+        spread: standard deviation of one undisturbed sample: a share of the value on the log scale, else in its unit;
+            None as for the next.
+        vs_base: how many times better than the base; None when it was rejected, or after a single round.
+        vs_winner: how many times better than the winner, so mostly below 1; None without a winner, and as above.
         p_best: probability that it is the best of all that were not rejected, given the samples.
     """
 
@@ -64,12 +65,14 @@ class Standings:
         winner: name of the entrant that won, or None.
         tied_with: who could not be told apart from the winner: in a practical tie those whose difference does not
             matter, at the end of the budget those that might still have been better.
-        significant: whether the winner is claimed to be strictly better than everybody else.
+        significant: whether the winner is claimed to be strictly better than everybody else that may win or, with
+            `Rule.require_improvement`, than the base.
         confidence: with a winner, the probability that it is the best (in a practical tie: that nobody is better by
             more than the indifference); without one, that no candidate is better than the base by more than it.
         why: ``"decided"``; ``"practical tie"``: what is left does not differ enough to matter, and the smallest change
             won; ``"budget"``: rounds or seconds ran out, so the winner, if any, merely leads (there is none when
-            nobody was shown to be better than the base); ``"only candidate"``; ``"nobody better"`` than the base.
+            nobody was shown to be better than the base); ``"only candidate"``: like decided, but
+            nobody else had a number; ``"nobody better"`` than the base.
         leader: who is best by the numbers, be it the base; None when nobody has any.
         rounds: how many were held, without the warm-up.
         runs: how many samples were taken in all, with the warm-up.

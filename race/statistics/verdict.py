@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 
 from race.statistics.boundary import t_quantile
+from race.statistics.cautions import Caution, Measured, cautions
 from race.statistics.decision import Decision, Looks, deviates, draws
 from race.statistics.fit import Array, Fit
 from race.statistics.record import Record
@@ -24,8 +25,14 @@ def judge(record: Record, decision: Decision | None, looks: Looks, rng: np.rando
         rng: for the draws behind the probabilities.
     """
     fit = record.fit() if any(record.samples) else None
-    winner, tied, why = (None, [], "nobody better") if fit is None or decision is None else _winner(record, fit, decision, looks)
-    significant = winner is not None and decision is not None and decision.outcome == "claimed" and why == "decided"
+    winner, tied, why = (
+        (None, [], "nobody better")
+        if fit is None or decision is None
+        else _winner(record, fit, decision, looks)
+    )
+    significant = (
+        winner is not None and decision is not None and decision.outcome == "claimed" and why == "decided"
+    )
     chances, confidence = _chances(record, fit, winner, why, rng)
     names = [entrant.name for entrant in record.entrants]
     return Standings(
@@ -41,7 +48,7 @@ def judge(record: Record, decision: Decision | None, looks: Looks, rng: np.rando
         entrants=tuple(
             _standing(record, fit, arm, winner, float(chances[arm])) for arm in range(len(record.entrants))
         ),
-        warnings=(),
+        warnings=_warnings(record, fit, decision, looks, why),
     )
 
 
@@ -53,11 +60,13 @@ def _winner(record: Record, fit: Fit, decision: Decision, looks: Looks) -> tuple
     ahead = gain > record.rule.margin
     if decision.outcome == "no better" or (decision.outcome is not None and required and not ahead[leader]):
         return None, [], "nobody better"
-    beats_base = record.states[0] != "live" or deviates(fit, leader)[0] >= looks.drop or decision.outcome == "claimed"
+    beats_base = (
+        record.states[0] != "live" or deviates(fit, leader)[0] >= looks.drop or decision.outcome == "claimed"
+    )
     if required and not (ahead[leader] and beats_base):
         return None, [], "budget"
     if decision.outcome == "claimed":
-        alone = not required and len([s for s in record.states[1:] if s != "rejected"]) == 1
+        alone = sum(state != "rejected" for state in record.states[1:]) == 1
         return leader, [], "only candidate" if alone else "decided"
     if decision.outcome == "tied":
         tied = [leader, *(arm for arm in rivals if ahead[arm] or not required)]
@@ -66,16 +75,50 @@ def _winner(record: Record, fit: Fit, decision: Decision, looks: Looks) -> tuple
     return leader, rivals, "budget"
 
 
+def _warnings(
+    record: Record, fit: Fit | None, decision: Decision | None, looks: Looks, why: Why
+) -> tuple[Caution, ...]:
+    """What looks wrong with the samples."""
+    if fit is None:
+        return ()
+    y, waits = record.table()
+    undecided = None
+    if why == "budget" and decision is not None:
+        _, error = fit.against(decision.leader)
+        rivals = decision.rivals or (0,)
+        undecided = looks.claim * max(float(error[arm]) for arm in rivals)
+    first = [record.rule.effect(kept[0]) if kept else math.nan for kept in record.warmup]
+    return cautions(
+        Measured(
+            names=[entrant.name for entrant in record.entrants],
+            y=y,
+            first=np.array(first),
+            waits=waits,
+            fit=fit,
+            margin=record.rule.margin,
+            log=record.rule.scale == "log",
+            undecided=undecided,
+            enough=min(3, record.rule.min_rounds),
+        )
+    )
+
+
 def _chances(
     record: Record, fit: Fit | None, winner: int | None, why: Why, rng: np.random.Generator
 ) -> tuple[Array, float]:
     """Probability of each arm to be the best, and the confidence of `Standings`."""
     chances = np.zeros(len(record.entrants))
-    known = [] if fit is None else [arm for arm in range(len(record.entrants)) if math.isfinite(fit.effects[arm])]
+    known = (
+        [] if fit is None else [arm for arm in range(len(record.entrants)) if math.isfinite(fit.effects[arm])]
+    )
     if fit is None or not known:
         return chances, 1.0
+    if fit.df <= 0:
+        chances[known] = 1 / len(known)
+        return chances, 1 / len(known)
     drawn = draws(fit, known, rng)
-    chances[known] = np.bincount(drawn.argmin(1), minlength=len(known)) / len(drawn)
+    best = np.asarray(drawn.argmin(1), np.intp)
+    chances[known] = np.bincount(best, minlength=len(known)) / len(drawn)
     if winner is not None and why != "practical tie":
         return chances, float(chances[winner])
     favourite = 0 if winner is None else winner
@@ -85,8 +128,10 @@ def _chances(
 
 
 def _standing(record: Record, fit: Fit | None, arm: int, winner: int | None, chance: float) -> Standing:
+    """What there is to say of one arm."""
     samples = record.samples[arm]
-    known = fit is not None and math.isfinite(fit.effects[arm])
+    known = fit if fit is not None and math.isfinite(fit.effects[arm]) else None
+    sure = known if known is not None and known.df > 0 else None
     return Standing(
         name=record.entrants[arm].name,
         state=record.states[arm],
@@ -96,18 +141,18 @@ def _standing(record: Record, fit: Fit | None, arm: int, winner: int | None, cha
         waits=tuple(s.wait for s in samples),
         warmup=tuple(s.value for s in record.warmup[arm]),
         median=median(s.value for s in samples) if samples else None,
-        fitted=record.rule.value(float(fit.effects[arm])) if fit is not None and known else None,
-        spread=math.sqrt(fit.variance[arm]) if fit is not None and known else None,
-        vs_base=speedup(record, fit, arm, 0) if fit is not None and known else None,
-        vs_winner=speedup(record, fit, arm, winner) if fit is not None and known and winner is not None else None,
+        fitted=None if known is None else record.rule.value(float(known.effects[arm])),
+        spread=None if sure is None else math.sqrt(sure.variance[arm]),
+        vs_base=None if sure is None else _speedup(record, sure, arm, 0),
+        vs_winner=None if sure is None or winner is None else _speedup(record, sure, arm, winner),
         p_best=chance,
     )
 
 
-def speedup(record: Record, fit: Fit, arm: int, over: int) -> Speedup:
+def _speedup(record: Record, fit: Fit, arm: int, over: int) -> Speedup:
     """How many times better one arm is than another."""
     difference, error = fit.against(arm)
-    reach = t_quantile(0.5 + record.rule.confidence / 2, fit.df) * error[over]
+    reach = t_quantile(0.5 + record.rule.confidence / 2, fit.df) * float(error[over])
     at, gap = float(fit.effects[over]), float(difference[over])
     low, estimate, high = (record.rule.ratio(at, gap + step) for step in (-reach, 0.0, reach))
     return Speedup(estimate, low, high)
