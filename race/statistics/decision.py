@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from race.statistics.boundary import boundary, normal_deviate, t_quantile
-from race.statistics.fit import Array, Fit
+from race.statistics.fit import Fit
+from race.statistics.mixture import Array
 
 Outcome: TypeAlias = Literal["claimed", "tied", "no better"]
 
@@ -114,6 +115,6 @@ def draws(fit: Fit, arms: Sequence[int], rng: np.random.Generator, count: int = 
     some = np.asarray(arms)
     values, vectors = np.linalg.eigh(fit.covariance[np.ix_(some, some)])
     root = vectors * np.sqrt(np.clip(values, 0, None))
-    normal = rng.standard_normal((count, len(some))) @ root.T * np.sqrt(fit.variance[some])
+    normal = rng.standard_normal((count, len(some))) @ root.T
     df = max(fit.df, 1.0)
     return np.asarray(fit.effects[some] + normal * np.sqrt(df / rng.chisquare(df, (count, 1))))
