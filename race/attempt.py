@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
@@ -181,7 +181,7 @@ async def _work(course: Course, attempt: Attempt, bash: Bash, context: AgentCont
             anyio.move_on_after(limit) as timer,
             boundary(AgentError, f"agent {attempt.entry.agent!r}"),
         ):
-            done: object = await attempt.agent.run(task_of(course.spec), bash, context)
+            done = cast("object", await attempt.agent.run(task_of(course.spec), bash, context))
             if not isinstance(done, Trajectory):
                 raise TypeError(f"run() returned {type(done).__name__}, not a Trajectory")
             return done

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -83,7 +83,7 @@ async def prepare(
             text has its output, and nothing is left behind.
         MachineError: this machine cannot run sandboxes.
     """
-    tell = on_progress or (lambda _: None)
+    tell = on_progress or _ignore
     image = spec.base.image
     if image != "host":
         image = str(spec.folder / Path(image).expanduser())
@@ -114,6 +114,10 @@ def check_patterns(spec: RaceSpec, project: Project) -> None:
                 f"{spec.place('task', 'protected', i)}: {pattern!r} is not in the project; "
                 f"{nearest(pattern, [printable(p) for p in paths][:50])}"
             )
+
+
+def _ignore(_: str) -> None:
+    """Nobody wants to be told."""
 
 
 async def _cached(folder: Path, provider: SandboxProvider) -> Base | None:
@@ -219,7 +223,7 @@ async def _remove(provider: SandboxProvider, name: str) -> None:
 
 
 @asynccontextmanager
-async def _collected(spec: RaceSpec) -> AsyncIterator[Project]:
+async def _collected(spec: RaceSpec) -> AsyncGenerator[Project]:
     manager = collected(spec)
     project = await anyio.to_thread.run_sync(manager.__enter__)
     try:

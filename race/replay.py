@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ import anyio
 from race.base import Base, printable_lines
 from race.bash import shown
 from race.errors import Rejected, SandboxError
-from race.sandbox import Sandbox, SandboxProvider
+from race.sandbox import Network, Sandbox, SandboxProvider
 from race.scoring import Replay
 from race.spec import RaceSpec
 from race.submission import Package, Submission
@@ -61,14 +61,14 @@ class ReplayImage:
         self.base = base
         self.submission = submission
         self._task = task_of(spec)
-        self._network = spec.base.network.scoring
+        self._network: Network = spec.base.network.scoring
         self._env = {k: v for k, v in SCORING_ENV.items() if k not in spec.base.env}
         self._labels = labels
         self._is_base = is_base
         self._numbers = itertools.count(1)
 
     @asynccontextmanager
-    async def replay(self) -> AsyncIterator[Replay]:
+    async def replay(self) -> AsyncGenerator[Replay]:
         """A fork for one call of a scorer; deleted when the block ends."""
         name = f"{self.sandbox.name}-{next(self._numbers)}"
         fork = await self.sandbox.fork(name, network=self._network, labels=self._labels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from race.statistics.fit import Fit
 from race.statistics.mixture import Array
 
 Outcome: TypeAlias = Literal["claimed", "tied", "no better"]
+
+
+AGREEING: Final = 1.8
+"""Undisturbed samples that an arm must have for anything to be sure of it: two, that are each hardly in doubt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +106,16 @@ def decide(
 
 
 def deviates(fit: Fit, leader: int) -> Array:
-    """How surely each arm is worse than the leader, in normal deviates; below 0 where it is not worse at all."""
+    """How surely each arm is worse than the leader, in normal deviates; below 0 where it is not worse at all.
+
+    Nothing is sure of an arm that has fewer than two undisturbed samples: a single one shows no level.
+    """
     difference, error = fit.against(leader)
-    if fit.df <= 0:
+    if fit.df <= 0 or fit.clean[leader] < AGREEING:
         return np.zeros_like(difference)
     t = difference / np.maximum(error, 1e-300)
-    return np.where(difference > 0, normal_deviate(np.minimum(t, 1e100), fit.df), -1.0)
+    sure = np.where(difference > 0, normal_deviate(np.minimum(t, 1e100), fit.df), -1.0)
+    return np.asarray(np.where(fit.clean < AGREEING, np.minimum(sure, 0.0), sure))
 
 
 def draws(fit: Fit, arms: Sequence[int], rng: np.random.Generator, count: int = 4000) -> Array:

@@ -46,6 +46,7 @@ class Fit:
             sampling"); 0 when there was nothing to learn a spread from.
         residuals: (R, A) sample minus round minus arm; NaN where nothing was measured.
         weights: (R, A) in [0, 1], what each sample counted.
+        clean: (A,) how many samples of each arm are undisturbed, by their chances.
     """
 
     effects: Array
@@ -55,6 +56,7 @@ class Fit:
     df: float
     residuals: Array
     weights: Array
+    clean: Array
 
     def against(self, arm: int) -> tuple[Array, Array]:
         """Every arm minus this one: the differences, and their standard errors (0 for the arm itself)."""
@@ -65,14 +67,14 @@ class Fit:
 
     def of(self, columns: npt.NDArray[np.intp], arms: int) -> Fit:
         """The same as a fit of more arms, of which these columns were fitted; the others have an infinite effect."""
-        effects, scale = np.full(arms, math.inf), np.zeros(arms)
+        effects, scale, clean = np.full(arms, math.inf), np.zeros(arms), np.zeros(arms)
         covariance = np.zeros((arms, arms))
         shape = (len(self.rounds), arms)
         residuals, weights = np.full(shape, np.nan), np.zeros(shape)
-        effects[columns], scale[columns] = self.effects, self.scale
+        effects[columns], scale[columns], clean[columns] = self.effects, self.scale, self.clean
         covariance[np.ix_(columns, columns)] = self.covariance
         residuals[:, columns], weights[:, columns] = self.residuals, self.weights
-        return Fit(effects, self.rounds, covariance, scale, self.df, residuals, weights)
+        return Fit(effects, self.rounds, covariance, scale, self.df, residuals, weights, clean)
 
 
 def fit_rounds(y: Array, waits: Array, *, one_sided: bool, floor: float) -> Fit:
@@ -101,6 +103,7 @@ def fit_rounds(y: Array, waits: Array, *, one_sided: bool, floor: float) -> Fit:
         df=best.df * evenness,
         residuals=np.where(seen, y - best.effects - best.rounds, np.nan),
         weights=weights,
+        clean=np.asarray(best.clean.sum(0), np.float64),
     )
 
 
