@@ -297,7 +297,8 @@ def _with_defaults(entries: Any, defaults: Mapping[str, Any], path: Path) -> obj
     def merged(entry: Any) -> object:
         return {**shared, **cast("dict[str, Any]", entry)} if isinstance(entry, dict) else entry
 
-    return list(map(merged, entries))
+    tables: list[Any] = entries
+    return [merged(entry) for entry in tables]
 
 
 def _complete(spec: RaceSpec) -> RaceSpec:

@@ -199,6 +199,14 @@ def test_undecided() -> None:
     assert len(decision.rivals) == 3
 
 
+def test_one_undisturbed_sample_proves_nothing() -> None:
+    y = LEVELS + noise(14, 3, 4, 0.005)
+    y[1:, 3] += [0.4, 0.7]
+    fit = fitted(y)
+    assert fit.clean[3] < 2
+    assert decide(fit, [0, 1, 2, 3], looks(), base=None, indifference=0.01).rivals == (3,)
+
+
 def test_draws_have_the_moments_of_the_fit() -> None:
     fit = fitted(LEVELS + noise(13, 40, 4))
     drawn = draws(fit, [0, 1, 2, 3], np.random.default_rng(0), count=20_000)
