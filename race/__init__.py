@@ -6,7 +6,7 @@
 Everything public is importable from here.
 """
 
-from race.agent import Agent, AgentContext, ChecksFirst, Recorder, Step, TokenUsage, Trajectory
+from race.agent import Agent, AgentContext, ChecksFirst, Recorder, Resumes, Step, TokenUsage, Trajectory
 from race.bash import Bash, BashResult
 from race.errors import (
     AgentError,
@@ -22,7 +22,8 @@ from race.errors import (
     SpecError,
 )
 from race.finals import Entrant, Rule, Standing, Standings, finals
-from race.runner import run
+from race.journal import Journal
+from race.runner import resume, run
 from race.sandbox import (
     Capabilities,
     Change,
@@ -42,7 +43,7 @@ from race.sandbox import (
 )
 from race.scoring import Gate, Metric, Replay, Sample, Score, ScoreContext
 from race.spec import RaceSpec, load
-from race.store import Event, Store
+from race.store import Event, Store, StoreError, TakenOverError
 from race.submission import Package, PathChange, Submission
 from race.task import Task
 from race.verdict import AttemptVerdict, Verdict
@@ -65,6 +66,7 @@ __all__ = [
     "File",
     "Finding",
     "Gate",
+    "Journal",
     "LimitReached",
     "Limits",
     "Link",
@@ -80,6 +82,7 @@ __all__ = [
     "Rejected",
     "Removed",
     "Replay",
+    "Resumes",
     "Rule",
     "Sample",
     "Sandbox",
@@ -95,7 +98,9 @@ __all__ = [
     "Standings",
     "Step",
     "Store",
+    "StoreError",
     "Submission",
+    "TakenOverError",
     "Task",
     "Terminal",
     "TokenUsage",
@@ -104,5 +109,6 @@ __all__ = [
     "Verdict",
     "finals",
     "load",
+    "resume",
     "run",
 ]

@@ -6,6 +6,7 @@ tell what is in use from what was left behind.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from race.errors import SandboxError
+from race.errors import SandboxError, SpecError
 from race.plugins import names
 from race.plugins import provider as make_provider
 from race.sandbox import SandboxInfo, SandboxProvider
@@ -51,15 +52,26 @@ async def collect(home: Path, *, bases: bool = False) -> tuple[list[str], list[s
         A line about each thing removed, and a line about each that could not be.
     """
     store = Store(home)
+    held: list[str] = []
     try:
-        rows = store.races()
-        alive = {r.id for r in rows if r.alive}
-        known = {r.id for r in rows}
-        for row in rows:
+        for row in store.races():
             if row.status == "interrupted":
-                store.abandon(row.id)
+                with contextlib.suppress(SpecError):  # somebody has just gone on with it
+                    store.claim(row.id)
+                    held.append(row.id)
+        return await _collect(home, store, set(held), bases=bases)
     finally:
+        for race in held:
+            store.release(race)
         store.close()
+
+
+async def _collect(
+    home: Path, store: Store, held: AbstractSet[str], *, bases: bool
+) -> tuple[list[str], list[str]]:
+    rows = store.races()
+    alive = {r.id for r in rows if r.alive} - held
+    known = {r.id for r in rows}
     removed: list[str] = []
     problems: list[str] = []
     left_over: set[str] = set()
@@ -151,7 +163,11 @@ def _clean_base(folder: Path, sandboxes: AbstractSet[str]) -> list[str]:
     if record.get("sandbox") not in sandboxes:
         shutil.rmtree(folder, ignore_errors=True)
         return [f"files of the base {folder.name}"]
-    old = [g for g in folder.iterdir() if g.is_dir() and g.name != record.get("files")]
+    # A race that began with an earlier one may still be at work in its forks.
+    used = {record.get("files")} | {
+        s.rpartition("-")[2] for s in sandboxes if s.startswith(f"base-{folder.name}-")
+    }
+    old = [g for g in folder.iterdir() if g.is_dir() and g.name not in used]
     for generation in old:
         shutil.rmtree(generation, ignore_errors=True)
     return [f"files of an earlier base {folder.name}" for _ in old]

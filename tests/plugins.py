@@ -18,6 +18,14 @@ class Raises:
         raise ZeroDivisionError("oh dear")
 
 
+class Counts:
+    """An agent that takes one off, and cannot go on where it was."""
+
+    async def run(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        await bash("echo $(($(cat value.txt) - 1)) > value.txt")
+        return context.recorder.trajectory("one less")
+
+
 class Sleeps:
     """An agent that never ends."""
 
