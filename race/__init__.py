@@ -8,6 +8,9 @@ Everything public is importable from here.
 
 from race.agent import Agent, AgentContext, ChecksFirst, Recorder, Resumes, Step, TokenUsage, Trajectory
 from race.bash import Bash, BashResult
+from race.batch import cancel_batch, run_batch
+from race.batch_result import BatchResult, Estimate, TaskResult, Totals, VariantResult
+from race.batch_spec import BatchSpec, load_batch
 from race.errors import (
     AgentError,
     AttemptError,
@@ -47,6 +50,7 @@ from race.store import Event, Store, StoreError, TakenOverError
 from race.submission import Package, PathChange, Submission
 from race.task import Task
 from race.verdict import AttemptVerdict, Verdict
+from race.watching import watch
 
 __all__ = [
     "Agent",
@@ -56,11 +60,14 @@ __all__ = [
     "AttemptVerdict",
     "Bash",
     "BashResult",
+    "BatchResult",
+    "BatchSpec",
     "Capabilities",
     "Change",
     "ChecksFirst",
     "Directory",
     "Entrant",
+    "Estimate",
     "Event",
     "ExecResult",
     "File",
@@ -102,13 +109,20 @@ __all__ = [
     "Submission",
     "TakenOverError",
     "Task",
+    "TaskResult",
     "Terminal",
     "TokenUsage",
+    "Totals",
     "Trajectory",
     "Usage",
+    "VariantResult",
     "Verdict",
+    "cancel_batch",
     "finals",
     "load",
+    "load_batch",
     "resume",
     "run",
+    "run_batch",
+    "watch",
 ]

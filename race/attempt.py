@@ -227,6 +227,7 @@ async def _work_and_hand_in(course: Course, attempt: Attempt) -> None:
     if known is not None:
         attempt.trajectory = known
         attempt.seconds = attempt.past.seconds
+        await _end_work(course, attempt)
     else:
         attempt.past.ended = False
         async with course.slots.one():
@@ -235,8 +236,8 @@ async def _work_and_hand_in(course: Course, attempt: Attempt) -> None:
             except DivergedError as e:
                 await _begin_anew(course, attempt, f"was started anew in a new fork: {e}")
                 began = await _fork_and_work(course, attempt)
-        attempt.seconds = time.monotonic() - began
-    await _end_work(course, attempt)
+            attempt.seconds = time.monotonic() - began
+            await _end_work(course, attempt)
     await _hand_in(course, attempt)
 
 

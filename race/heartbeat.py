@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +24,8 @@ def heartbeat(store: Store) -> Iterator[None]:
 
     def beat() -> None:
         while not over.wait(EVERY):
-            for race in store.leases:
-                try:
-                    store.beat(race)
-                except StoreError:
-                    continue
+            with contextlib.suppress(StoreError):
+                store.beat()
 
     thread = threading.Thread(target=beat, name="race-heartbeat", daemon=True)
     thread.start()

@@ -30,6 +30,7 @@ from race.heartbeat import heartbeat
 from race.history import RaceHistory, history
 from race.home import home as default_home
 from race.measuring import Measured, measure_base, run_finals
+from race.sandbox import SandboxProvider
 from race.slots import Slots
 from race.spec import RaceSpec, load
 from race.store import Event, Store, StoreError, TakenOverError, owner
@@ -49,6 +50,8 @@ class Terms:
         fresh: prepare the base anew even if it is cached.
         retries: how often an attempt that broke through no fault of its agent is started again.
         slots: lets a limited number of agents work at once.
+        provider: of its sandboxes, checked and shared with other races; None for one of its own.
+        leaves: whether it is left to be gone on with when it is cancelled.
     """
 
     race: str | None = None
@@ -56,6 +59,8 @@ class Terms:
     fresh: bool = False
     retries: int = 0
     slots: Slots = field(default_factory=Slots)
+    provider: SandboxProvider | None = None
+    leaves: Callable[[], bool] = lambda: False
 
 
 async def run(
@@ -124,7 +129,7 @@ def open_store(home: Path) -> Iterator[Store]:
 
 async def run_in(store: Store, spec: RaceSpec, terms: Terms, on_event: OnEvent | None = None) -> Verdict:
     """As `run`, with a store that is open."""
-    plugins = assemble(spec, store.home)
+    plugins = assemble(spec, store.home, terms.provider)
     race = _Race(spec, plugins, store, terms, on_event)
     store.begin(race.id, spec.task.name, str(spec.path), spec=spec.model_dump_json(), parent=terms.parent)
     return await race.run(RaceHistory())
@@ -134,7 +139,7 @@ async def resume_in(store: Store, name: str, terms: Terms, on_event: OnEvent | N
     """As `resume`, with a store that is open."""
     row = store.race(name)
     spec = RaceSpec.model_validate_json(row.spec) if row.spec else load(row.file)
-    plugins = assemble(spec, store.home)
+    plugins = assemble(spec, store.home, terms.provider)
     race = _Race(spec, plugins, store, replace(terms, race=row.id), on_event)
     store.claim(row.id)
     return await race.run(history(store.events(row.id)))
@@ -163,6 +168,9 @@ class _Race:
         try:
             return await self._run(past)
         except BaseException as e:
+            if isinstance(e, anyio.get_cancelled_exc_class()) and self.terms.leaves():
+                self.store.release(self.id)
+                raise
             if (lost := _lost_store(e)) is not None:
                 # Nothing can be written down any more, so nothing is done any more: it is as if the process were gone.
                 if not isinstance(lost, TakenOverError):
@@ -171,8 +179,9 @@ class _Race:
                 raise lost from None
             raise
         finally:
-            with anyio.CancelScope(shield=True):
-                await self.plugins.provider.aclose()
+            if self.terms.provider is None:
+                with anyio.CancelScope(shield=True):
+                    await self.plugins.provider.aclose()
 
     async def _run(self, past: RaceHistory) -> Verdict:
         self._began -= past.seconds
@@ -189,6 +198,9 @@ class _Race:
                 await self._finals(course)
                 status = "won" if self.conclusion.winner else "no_winner"
         except anyio.get_cancelled_exc_class():
+            lost = self.terms.leaves()
+            if lost:
+                raise
             status = "cancelled"
             self.conclusion = Conclusion(reason="the race was interrupted")
             self.emit("race.cancelling")
@@ -217,9 +229,8 @@ class _Race:
 
     async def _prepare(self, past: RaceHistory) -> Course:
         provider = self.plugins.provider
-        findings = await provider.check()
-        if bad := [f for f in findings if f.required and not f.ok]:
-            raise MachineError("\n".join(f"{f.name}: {f.detail}; {f.remedy}" for f in bad))
+        if self.terms.provider is None:
+            await check(provider)
         base = await self._base(past)
         self.warnings += await take_over(
             self.id,
@@ -368,6 +379,17 @@ class _Race:
             seconds=self._seconds(),
             warnings=tuple(self.warnings),
         )
+
+
+async def check(provider: SandboxProvider) -> None:
+    """See that sandboxes work here.
+
+    Raises:
+        MachineError: they do not; the text says what is missing.
+    """
+    findings = await provider.check()
+    if bad := [f for f in findings if f.required and not f.ok]:
+        raise MachineError("\n".join(f"{f.name}: {f.detail}; {f.remedy}" for f in bad))
 
 
 def _lost_store(error: BaseException) -> StoreError | None:

@@ -123,11 +123,6 @@ class Store:
         """Close the database."""
         self._db.close()
 
-    @property
-    def leases(self) -> list[str]:
-        """The races that this store's process runs."""
-        return list(self._fences)
-
     def folder(self, race: str) -> Path:
         """Where the files of a race lie."""
         return self.home / "races" / race
@@ -146,7 +141,7 @@ class Store:
             self._db.execute(
                 "INSERT INTO races (id, task, file, created, status, owner_pid, owner_start, boot, beat, fence, spec, "
                 "parent) VALUES (?, ?, ?, ?, 'running', ?, ?, ?, ?, 1, ?, ?)",
-                (race, task, file, time.time(), *_me(), spec, parent),
+                (race, task, file, time.time(), *me(), spec, parent),
             )
             self._fences[race] = 1
         # After the row: a folder without one is taken for a left-over.
@@ -160,33 +155,32 @@ class Store:
         Raises:
             SpecError: it has ended, or the process that runs it is there.
         """
-        with self._transaction():
+        with self.transaction():
             row = self.race(race)
             if row.verdict is not None:
                 raise SpecError(f"{row.id} has ended ({row.status}); there is nothing to go on with")
             beat, where = self._db.execute("SELECT beat, boot FROM races WHERE id = ?", (row.id,)).fetchone()
-            if row.alive and _is_fresh(beat, where):
+            if row.alive and is_fresh(beat, where):
                 raise SpecError(f"{row.id} is running (process {row.owner.partition(':')[0]})")
             (fence,) = self._db.execute(
                 "UPDATE races SET fence = fence + 1, status = 'running', owner_pid = ?, owner_start = ?, boot = ?, "
                 "beat = ? WHERE id = ? RETURNING fence",
-                (*_me(), row.id),
+                (*me(), row.id),
             ).fetchone()
         self._fences[row.id] = fence
         self._make_folder(row.id)
         return row
 
-    def beat(self, race: str) -> None:
-        """This process is still at work on a race.
-
-        Raises:
-            TakenOverError: another one has taken it over.
-        """
+    def beat(self) -> None:
+        """This process is still at work on all that it holds a lease of."""
+        pid, start, where, now = me()
         with self._writing():
-            done = self._db.execute(
-                "UPDATE races SET beat = ? WHERE id = ? AND fence = ?", (steady(), race, self._fence(race))
-            )
-            self._check_fence(race, done.rowcount)
+            for table in ("races", "batch_tasks"):
+                self._db.execute(
+                    f"UPDATE {table} SET beat = ? WHERE owner_pid = ? AND owner_start = ? AND boot = ? "  # noqa: S608 - one of two words
+                    "AND status = 'running'",
+                    (now, pid, start, where),
+                )
 
     def release(self, race: str) -> None:
         """This process stops in the middle of a race, which can be gone on with."""
@@ -198,7 +192,7 @@ class Store:
             )
         self._fences.pop(race, None)
 
-    def append(self, race: str, kind: str, attempt: str = "", **data: Any) -> Event:
+    def append(self, race: str, kind: str, attempt: str = "", /, **data: Any) -> Event:
         """Something happened. Returns it with its number.
 
         Raises:
@@ -213,7 +207,7 @@ class Store:
         Raises:
             TakenOverError: another process has taken it over.
         """
-        with self._transaction():
+        with self.transaction():
             event = self._append(
                 verdict.race,
                 "race.ended",
@@ -248,9 +242,17 @@ class Store:
 
     def events(self, race: str, after: int = 0) -> list[Event]:
         """The events of a race with numbers above ``after``, in order."""
-        rows = self._read(
-            "SELECT number, race, time, kind, attempt, data FROM events WHERE race = ? AND number > ? ORDER BY number",
-            (race, after),
+        return self._events("race = ?1", race, after)
+
+    def events_below(self, parent: str, after: int = 0) -> list[Event]:
+        """The events of a batch, or of a race of several rounds, and of all races that are part of it."""
+        return self._events("race IN (SELECT id FROM races WHERE parent = ?1 UNION SELECT ?1)", parent, after)
+
+    def _events(self, which: str, name: str, after: int) -> list[Event]:
+        rows = self.read(
+            "SELECT number, race, time, kind, attempt, data FROM events "  # noqa: S608 - one of the two above
+            f"WHERE {which} AND number > ?2 ORDER BY number",
+            (name, after),
         )
         return [
             Event(number, race, at, kind, attempt, json.loads(data))
@@ -259,7 +261,7 @@ class Store:
 
     def races(self, parent: str | None = None) -> list[RaceRow]:
         """All races, oldest first; or those that are part of a batch or of a race of several rounds."""
-        rows = self._read(
+        rows = self.read(
             "SELECT id, task, file, created, status, owner_pid, owner_start, boot, verdict, parent, spec FROM races "
             "WHERE ? IS NULL OR parent = ? ORDER BY rowid",
             (parent, parent),
@@ -285,7 +287,7 @@ class Store:
 
     def remove(self, race: str) -> None:
         """Forget a race and its events."""
-        with self._transaction():
+        with self.transaction():
             self._db.execute("DELETE FROM races WHERE id = ?", (race,))
             self._db.execute("DELETE FROM events WHERE race = ?", (race,))
 
@@ -306,19 +308,24 @@ class Store:
                 ) from e
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All or nothing, and alone: no other process writes in between."""
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, and alone: no other process writes in between.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
         with self._writing():
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                yield
+                yield self._db
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _read(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+    def read(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+        """The rows of a query."""
         with self._lock:
             try:
                 return self._db.execute(query, values).fetchall()
@@ -328,12 +335,12 @@ class Store:
                 ) from e
 
 
-def _me() -> tuple[int, str, str, float]:
+def me() -> tuple[int, str, str, float]:
     """This process, as it stands in a lease."""
     return os.getpid(), process_start(os.getpid()), boot(), steady()
 
 
-def _is_fresh(beat: float, where: str) -> bool:
+def is_fresh(beat: float, where: str) -> bool:
     """Whether a lease was renewed lately; one without a beat is of an earlier version, whose processes renew none."""
     return not beat or (where == boot() and steady() - beat < LEASE)
 
