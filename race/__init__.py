@@ -25,6 +25,7 @@ from race.errors import (
     SpecError,
 )
 from race.finals import Entrant, Rule, Standing, Standings, finals
+from race.fleet import Answer, Fleet, FleetPolicy, FleetSpec, Member
 from race.journal import Journal
 from race.runner import resume, run
 from race.sandbox import (
@@ -56,6 +57,7 @@ __all__ = [
     "Agent",
     "AgentContext",
     "AgentError",
+    "Answer",
     "AttemptError",
     "AttemptVerdict",
     "Bash",
@@ -72,12 +74,16 @@ __all__ = [
     "ExecResult",
     "File",
     "Finding",
+    "Fleet",
+    "FleetPolicy",
+    "FleetSpec",
     "Gate",
     "Journal",
     "LimitReached",
     "Limits",
     "Link",
     "MachineError",
+    "Member",
     "Metric",
     "ModelError",
     "Package",

@@ -194,7 +194,14 @@ class _Batch:
         except Exception as e:  # noqa: BLE001 - what breaks one task must not take the others down
             table.settle(task, "failed", f"the framework broke: {type(e).__name__}: {e}")
         else:
-            table.settle(task, "done", verdict=verdict.status, winner=verdict.winner, seconds=verdict.seconds)
+            table.settle(
+                task,
+                "done",
+                verdict=verdict.status,
+                winner=verdict.winner,
+                reason=verdict.decided_by,
+                seconds=verdict.seconds,
+            )
 
     async def _conclude(self, table: BatchTable, spec: BatchSpec) -> BatchResult:
         """Put the result together, once, and delete what is left of tasks that were cancelled."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from race.errors import SandboxError, SpecError
+from race.fleet_table import FleetTable
 from race.plugins import names
 from race.plugins import provider as make_provider
 from race.sandbox import SandboxInfo, SandboxProvider
@@ -72,6 +73,9 @@ async def _collect(
     rows = store.races()
     alive = {r.id for r in rows if r.alive} - held
     known = {r.id for r in rows}
+    table = FleetTable(store)
+    over = table.over()
+    fleets = set(table.names()) - over
     removed: list[str] = []
     problems: list[str] = []
     left_over: set[str] = set()
@@ -80,7 +84,7 @@ async def _collect(
         try:
             removed += await provider.collect()
             infos = await provider.list()
-            left = [i for i in infos if _left_behind(home, i, alive, known)]
+            left = [i for i in infos if _left_behind(home, i, alive, known) or _of_no_fleet(i, fleets)]
             done, failed = await _delete(provider, left)
             if bases and not alive:  # a race that has just begun may be about to fork from any of them
                 gone = {i.name for i in left}
@@ -93,6 +97,12 @@ async def _collect(
             left_over |= {i.name for i in await provider.list()}
         finally:
             await provider.aclose()
+    for name in over:
+        for member in table.members(name):
+            if member.sandbox not in left_over:
+                table.remove(name, member.id)
+        if not table.members(name):
+            table.end(name)
     removed += await anyio.to_thread.run_sync(_orphaned_files, home, left_over)
     return removed, problems
 
@@ -113,6 +123,12 @@ def _left_behind(home: Path, info: SandboxInfo, alive: AbstractSet[str], known: 
     if info.labels.get("keep") == "yes":
         return race not in known
     return race not in alive
+
+
+def _of_no_fleet(info: SandboxInfo, fleets: AbstractSet[str]) -> bool:
+    """Whether a sandbox is a member of a fleet that is gone, or whose lifetime is over."""
+    fleet = info.labels.get("fleet", "")
+    return bool(fleet) and fleet not in fleets
 
 
 def _is_current_base(home: Path, info: SandboxInfo) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import anyio
@@ -15,7 +15,9 @@ from race.store import Event, Store
 _POLL = 0.1
 
 
-async def watch(name: str = "last", *, after: int = 0, home: Path | None = None) -> AsyncIterator[Event]:
+async def watch(
+    name: str = "last", *, after: int = 0, home: Path | None = None
+) -> AsyncGenerator[Event, None]:
     """The events of a race or a batch: those so far, then each as it comes, until it has ended or nobody works on it.
 
     Args:
@@ -49,7 +51,7 @@ def find(store: Store, name: str) -> str:
             raise SpecError(f"{no_race}\n{no_batch}") from None
 
 
-async def follow(store: Store, name: str, after: int = 0) -> AsyncIterator[Event]:
+async def follow(store: Store, name: str, after: int = 0) -> AsyncGenerator[Event, None]:
     """As `watch`, with a store that is open, and an id."""
     is_batch = any(b.id == name for b in BatchTable(store).all())
     while True:

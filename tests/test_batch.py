@@ -60,7 +60,11 @@ async def test_a_batch_and_its_numbers(folder: Path, home: Path) -> None:
     events: list[Event] = []
     made = batch(
         folder,
-        [{"name": "one"}, {"name": "two", "context": "Only half."}, {"name": "bad", "base": {"setup": ["exit 3"]}}],
+        [
+            {"name": "one"},
+            {"name": "two", "context": "Only half."},
+            {"name": "bad", "base": {"setup": ["exit 3"]}},
+        ],
         entries=[script("half", "echo 50 > value.txt", count=2), script("breaks", "echo no > status.txt")],
         scorers=SCORERS,
     )
@@ -101,7 +105,9 @@ async def test_a_batch_and_its_numbers(folder: Path, home: Path) -> None:
 async def test_no_more_agents_than_allowed_work_at_once(folder: Path, home: Path) -> None:
     events: list[Event] = []
     made = batch(
-        folder, [{"name": f"t{i}"} for i in range(4)], entries=[script("a", "sleep 0.2"), script("b", "sleep 0.2")]
+        folder,
+        [{"name": f"t{i}"} for i in range(4)],
+        entries=[script("a", "sleep 0.2"), script("b", "sleep 0.2")],
     )
     await run_batch(made, home=home, on_event=events.append)
     working: set[tuple[str, str]] = set()
@@ -161,7 +167,9 @@ async def test_only_what_the_machinery_broke_is_tried_again(folder: Path, home: 
         {"name": "unlucky", "agent": "tests.plugins:ModelDown"},
     ]
     events: list[Event] = []
-    result = await run_batch(batch(folder, [{"name": "one"}], entries=entries), home=home, on_event=events.append)
+    result = await run_batch(
+        batch(folder, [{"name": "one"}], entries=entries), home=home, on_event=events.append
+    )
     assert [e.attempt for e in events if e.kind == "attempt.retry"] == ["unlucky"]
     assert [e.attempt for e in events if e.kind == "attempt.started"].count("raises") == 1
     raises, unlucky = result.variants

@@ -146,7 +146,9 @@ def test_an_agent_that_cannot_go_on_starts_anew(tmp_path: Path, home: Path) -> N
     (attempt,) = verdict.attempts
     assert attempt.metrics["benchmark"].value == 99
     assert attempt.reasons == (
-        ("was started anew in a new fork, because the race was interrupted and its agent 'tests.plugins:Counts' "
-        "cannot go on"),
+        (
+            "was started anew in a new fork, because the race was interrupted and its agent 'tests.plugins:Counts' "
+            "cannot go on"
+        ),
     )
     assert attempt.sandbox == f"{verdict.race}-counts-replay"

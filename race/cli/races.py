@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 import race
+from race.cli.batches import apply_batch, show_batch
 from race.cli.progress import Progress
 from race.cli.report import listing, report, short_diff
 from race.cli.running import NO_WINNER, exiting, run_async, tell
@@ -43,7 +44,7 @@ def register(app: typer.Typer) -> None:
     app.command("list")(list_races)
     app.command()(exiting(show))
     app.command()(diff)
-    app.command()(apply)
+    app.command()(exiting(apply))
     app.command()(rm)
 
 
@@ -161,7 +162,9 @@ def _row_data(row: RaceRow) -> dict[str, Any]:
 
 
 def show(name: RaceName = "last", as_json: Json = False) -> int:
-    """Show what came of a race."""
+    """Show what came of a race, or of a batch."""
+    if name != "last" and (status := show_batch(name, as_json=as_json)) is not None:
+        return status
     verdict = _verdict(name)
     if as_json:
         sys.stdout.write(verdict.model_dump_json(indent=2) + "\n")
@@ -197,8 +200,18 @@ def apply(
             "--branch", help="Put it as a commit onto a new branch, and leave the working tree alone."
         ),
     ] = "",
-) -> None:
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Of a batch: put each winner onto a new branch of its own repository. --branch is what the branches' "
+            "names begin with, and --to a folder for clones of the projects that are git URLs.",
+        ),
+    ] = False,
+) -> int:
     """Put what an attempt changed into a working tree, or onto a new branch."""
+    if every:
+        return apply_batch(name, prefix=branch, to=to)
     store = Store(home())
     row = store.race(name)
     chosen = _attempt(_ended(row), attempt)
@@ -211,10 +224,11 @@ def apply(
     if branch:
         commit = apply_to_branch(folder, branch, changes, _message(row, chosen))
         typer.echo(f"branch {branch} in {folder}: {commit[:12]}, {len(changes)} files")
-        return
+        return 0
     for path in apply_to_tree(folder, changes):
         typer.echo(path)
     tell(f"applied {chosen.name} of {row.id} to {folder}")
+    return 0
 
 
 def _project_of(row: RaceRow) -> Path:
