@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from race.atomic import write_atomically
 from race.bash import shown
 from race.errors import SandboxError, SpecError
 from race.locking import locked
@@ -99,6 +99,24 @@ async def prepare(
             if not fresh and (base := await _cached(folder, provider)) is not None:
                 return base
             return await _make(spec, provider, folder, project, image, tell)
+
+
+async def reopen(provider: SandboxProvider, home: Path, known: Mapping[str, Any]) -> Base | None:
+    """The very base that a race began with, or None if it is gone.
+
+    Args:
+        provider: of its sandbox.
+        home: ``$RACE_HOME``.
+        known: ``key``, ``sandbox``, ``workdir`` and ``commit`` of it.
+    """
+    place = home / "bases" / known["key"] / str(known["sandbox"]).rpartition("-")[2]
+    if not (place / "project.git").is_dir():
+        return None
+    try:
+        await (await provider.get(known["sandbox"])).info()
+    except SandboxError:
+        return None
+    return await anyio.to_thread.run_sync(_opened, known["key"], place, known)
 
 
 def check_patterns(spec: RaceSpec, project: Project) -> None:
@@ -197,7 +215,7 @@ async def _make(
             "created": time.time(),
         }
         previous = _record(folder)
-        _write_atomically(folder / "base.json", json.dumps(record, indent=1))
+        write_atomically(folder / "base.json", json.dumps(record, indent=1))
         base = replace(await anyio.to_thread.run_sync(_opened, folder.name, place, record), cached=False)
     except BaseException:
         with anyio.CancelScope(shield=True):
@@ -301,11 +319,3 @@ def _record(folder: Path) -> dict[str, str] | None:
     except (OSError, ValueError):
         return None
     return record
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(file.name).replace(path)

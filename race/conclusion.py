@@ -134,7 +134,9 @@ def _attempt(
         state=state,
         eligible=attempt.eligible,
         outcome=trajectory.outcome,
-        reasons=tuple(sound(r) for r in (*attempt.reasons, *_remarks(attempt, standing, conclusion))),
+        reasons=tuple(
+            sound(r) for r in (*attempt.reasons, *attempt.remarks, *_remarks(attempt, standing, conclusion))
+        ),
         gates=attempt.gates,
         metrics=attempt.metrics,
         speedup=_speedup(standing),

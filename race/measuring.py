@@ -22,6 +22,7 @@ import numpy as np
 from race.attempt import Attempt, Course, Emit
 from race.errors import AttemptError, Rejected, ScorerError, SpecError
 from race.finals import Entrant, Measure, Rule, Standings, finals
+from race.history import FinalsHistory, PastSample
 from race.locking import locked
 from race.plugins import boundary
 from race.replay import ReplayImage, build
@@ -106,13 +107,23 @@ async def run_finals(
     as ineligible, those whose scorer breaks as failed.
     """
     image = await _base_image(course)
-    arms = _Arms({"base": image, **{a.name: a.image for a in attempts if a.image is not None}}, course.emit)
+    images = {"base": image, **{a.name: a.image for a in attempts if a.image is not None}}
+    arms = _Arms(images, course.emit, course.finals)
     entrants = [Entrant("base"), *(Entrant(a.name, change_size(a.submission)) for a in attempts)]
     name, metric = metrics[0]
     async with lane(course.home, course.emit):
         names = [e.name for e in entrants]
-        course.emit("finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit)
-        rng = np.random.default_rng(int.from_bytes(os.urandom(8)))
+        known = course.finals
+        if known.entrants == names:
+            # The same generator and the same samples give the same orders and standings: see `finals`.
+            seed = known.seed
+        else:
+            known.samples.clear()
+            seed = int.from_bytes(os.urandom(8)) >> 1
+            course.emit(
+                "finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit, seed=seed
+            )
+        rng = np.random.default_rng(seed)
         standings = await finals(entrants, arms.measure_with(name, metric), rule(course.spec, metric), rng)
         for other, secondary in metrics[1:]:
             await arms.measure_rounds(other, secondary, rng)
@@ -135,9 +146,10 @@ async def run_finals(
 class _Arms:
     """The replay images that are measured, by name."""
 
-    def __init__(self, images: Mapping[str, ReplayImage], emit: Emit) -> None:
+    def __init__(self, images: Mapping[str, ReplayImage], emit: Emit, past: FinalsHistory) -> None:
         self._images = images
         self._emit = emit
+        self._past = past
         self.broken: dict[str, str] = {}
         self.values: dict[str, dict[str, list[float]]] = {}
 
@@ -146,11 +158,25 @@ class _Arms:
 
         async def measure(entrant: Entrant, number: int, seed: int) -> Sample:
             arm = entrant.name
+            if (past := self._past.take(scorer, arm, number)) is not None:
+                return self._known(arm, past)
             context = ScoreContext(scorer, arm, number, seed)
             try:
                 sample = await measure_once(self._images[arm], scorer, metric, context)
-            except AttemptError as e:
+            except (AttemptError, Rejected) as e:
                 if arm == "base":
+                    raise
+                broken = isinstance(e, AttemptError)
+                self._emit(
+                    "finals.rejected",
+                    arm,
+                    scorer=scorer,
+                    base=False,
+                    round=number,
+                    reason=str(e),
+                    broken=broken,
+                )
+                if not broken:
                     raise
                 self.broken[arm] = str(e)
                 raise Rejected(str(e)) from e
@@ -167,6 +193,14 @@ class _Arms:
             return sample
 
         return measure
+
+    def _known(self, arm: str, past: PastSample) -> Sample:
+        """What an earlier process measured."""
+        if past.rejected:
+            if past.broken:
+                self.broken[arm] = past.rejected
+            raise Rejected(past.rejected)
+        return Sample(past.value, past.wait, past.seconds)
 
     async def measure_rounds(self, scorer: str, metric: Metric, rng: np.random.Generator) -> None:
         """A metric that is reported and does not decide: a few interleaved rounds of everybody still there."""
