@@ -6,7 +6,7 @@ Whatever goes wrong in an attempt is recorded on it; nothing of it reaches a sib
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from race.bash import Bash
 from race.capture import capture
 from race.errors import AgentError, AttemptError, LimitReached, Rejected, SandboxError, ScorerError
 from race.handoff import deposit
+from race.moved import moved
 from race.plugins import boundary
 from race.replay import ReplayImage, build, task_of
 from race.sandbox import Sandbox, SandboxProvider
@@ -86,6 +87,7 @@ class Course:
         labels: for every sandbox of the race.
         emit: see `Emit`.
         on_spent: told when an attempt used tokens.
+        baselines: what gates said of the base, by name.
         deposits: lets one submission at a time be kept.
     """
 
@@ -99,6 +101,7 @@ class Course:
     labels: dict[str, str]
     emit: Emit
     on_spent: Callable[[], None]
+    baselines: Mapping[str, Score] = field(default_factory=dict[str, Score])
     deposits: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
 
@@ -245,12 +248,14 @@ async def _replay(course: Course, attempt: Attempt) -> None:
 async def _judge(course: Course, attempt: Attempt, image: ReplayImage) -> None:
     """Ask the gates in order; the first that does not pass ends the attempt."""
     for name, gate in course.gates:
-        context = ScoreContext(name, attempt.name)
+        context = ScoreContext(name, attempt.name, baseline=course.baselines.get(name))
         async with image.replay() as replay:
             with boundary(ScorerError, f"scorer {name!r}"):
                 score: Any = await gate.score(replay, context)
                 if not isinstance(score, Score):
                     raise TypeError(f"score() returned {type(score).__name__}, not a Score")
+            if score.passed and (changed := await moved(replay)):
+                score = Score(passed=False, reason=changed)
         attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason)
         course.emit("attempt.gate", attempt.name, gate=name, passed=score.passed, reason=score.reason)
         if not score.passed:

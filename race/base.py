@@ -60,6 +60,19 @@ class Base:
     commit: str | None
     cached: bool = True
 
+    def original(self, path: bytes) -> File | Link:
+        """What to write into a sandbox to have a project's file as it was.
+
+        Raises:
+            KeyError: the base has nothing at this path.
+        """
+        entry = self.entries[path]
+        content = self.repository.content(entry.blob)
+        place = self.workdir.encode() + b"/" + path
+        if entry.mode == "120000":
+            return Link(place, content)
+        return File(place, content, 0o755 if entry.mode == "100755" else 0o644)
+
 
 async def prepare(
     spec: RaceSpec,

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -23,6 +23,7 @@ from race.attempt import Attempt, Course, Emit
 from race.errors import AttemptError, Rejected, ScorerError, SpecError
 from race.finals import Entrant, Measure, Rule, Standings, finals
 from race.locking import locked
+from race.moved import moved
 from race.plugins import boundary
 from race.replay import ReplayImage, build
 from race.scoring import Metric, Sample, ScoreContext
@@ -73,14 +74,14 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
         SpecError: a metric has no number even for the unchanged project.
     """
     spec, base, emit = course.spec, course.base, course.emit
-    known = course.home / "bases" / base.key / f"baseline-{_tables_key(spec)}.json"
+    known = course.home / "bases" / base.key / f"baseline-{tables_key(spec)}.json"
     if base.cached and (found := _kept(known)) is not None:
         return found
     results: dict[str, MetricResult] = {}
     if not metrics:
         return results
     emit("base.progress", text="measuring the base")
-    image = await _base_image(course)
+    image = await base_image(course)
     try:
         async with lane(course.home, course.emit):
             for name, metric in metrics:
@@ -105,7 +106,7 @@ async def run_finals(
     """Measure the eligible attempts and the base against each other. Attempts that turn out to have no number end
     as ineligible, those whose scorer breaks as failed.
     """
-    image = await _base_image(course)
+    image = await base_image(course)
     arms = _Arms({"base": image, **{a.name: a.image for a in attempts if a.image is not None}}, course.emit)
     entrants = [Entrant("base"), *(Entrant(a.name, change_size(a.submission)) for a in attempts)]
     name, metric = metrics[0]
@@ -138,6 +139,7 @@ class _Arms:
     def __init__(self, images: Mapping[str, ReplayImage], emit: Emit) -> None:
         self._images = images
         self._emit = emit
+        self._of_base: dict[str, Sample] = {}
         self.broken: dict[str, str] = {}
         self.values: dict[str, dict[str, list[float]]] = {}
 
@@ -146,7 +148,7 @@ class _Arms:
 
         async def measure(entrant: Entrant, number: int, seed: int) -> Sample:
             arm = entrant.name
-            context = ScoreContext(scorer, arm, number, seed)
+            context = ScoreContext(scorer, arm, number, seed, self._of_base.get(scorer))
             try:
                 sample = await measure_once(self._images[arm], scorer, metric, context)
             except AttemptError as e:
@@ -154,6 +156,8 @@ class _Arms:
                     raise
                 self.broken[arm] = str(e)
                 raise Rejected(str(e)) from e
+            if arm == "base":
+                self._of_base[scorer] = sample
             self._emit(
                 "finals.sample",
                 "" if arm == "base" else arm,
@@ -200,9 +204,11 @@ async def measure_once(image: ReplayImage, name: str, metric: Metric, context: S
             sample: object = await metric.measure(replay, context)
             if not isinstance(sample, Sample):
                 raise TypeError(f"measure() returned {type(sample).__name__}, not a Sample")
+            if changed := await moved(replay):
+                raise Rejected(changed)
     if not (math.isfinite(sample.value) and sample.value > 0):
         raise Rejected(f"the scorer {name!r} gave {sample.value}, which is not a finite number above zero")
-    return sample if sample.seconds else Sample(sample.value, sample.wait, time.monotonic() - began)
+    return sample if sample.seconds else replace(sample, seconds=time.monotonic() - began)
 
 
 def result(values: Sequence[float], unit: str) -> MetricResult:
@@ -250,7 +256,8 @@ def change_size(submission: Submission | None) -> int:
     return len(submission.patch) + 100_000 * len(submission.packages)
 
 
-async def _base_image(course: Course) -> ReplayImage:
+async def base_image(course: Course) -> ReplayImage:
+    """An image of the unchanged base."""
     labels = {**course.labels, "role": "replay"}
     name = f"{course.race}-base-replay"
     return await build(
@@ -258,9 +265,24 @@ async def _base_image(course: Course) -> ReplayImage:
     )
 
 
-def _tables_key(spec: RaceSpec) -> str:
+def tables_key(spec: RaceSpec) -> str:
+    """What tells the scorers of one race file from those of another on the same base."""
     tables = [s.model_dump(mode="json") for s in spec.scorers]
-    return hashlib.sha256(json.dumps([tables, spec.base.network.scoring]).encode()).hexdigest()[:12]
+    made_of = [tables, spec.base.network.scoring, _hidden_sums(spec)]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
+
+
+def _hidden_sums(spec: RaceSpec) -> list[str]:
+    """The content of the files beside the race file that its scorers name."""
+    sums: list[str] = []
+    for table in spec.scorers:
+        for key in ("hidden", "cases"):
+            named = table.options.get(key, ())
+            for name in [named] if isinstance(named, str) else named:
+                place = spec.folder / str(name)
+                files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
+                sums += [hashlib.sha256(f.read_bytes()).hexdigest() for f in files if f.is_file()]
+    return sums
 
 
 def _kept(path: Path) -> dict[str, MetricResult] | None:

@@ -73,7 +73,15 @@ class ReplayImage:
         name = f"{self.sandbox.name}-{next(self._numbers)}"
         fork = await self.sandbox.fork(name, network=self._network, labels=self._labels)
         try:
-            yield Replay(fork, self.submission, self._task, self._env, self._is_base)
+            yield Replay(
+                fork,
+                self.submission,
+                self._task,
+                self._env,
+                self._is_base,
+                self.base.entries.keys(),
+                self.base.original,
+            )
         finally:
             with anyio.CancelScope(shield=True):
                 await fork.delete()

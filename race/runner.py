@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from race.agent import add_usage
 from race.assembly import Plugins, assemble
 from race.attempt import Course, run_attempt
 from race.base import prepare
+from race.calibration import calibrate
 from race.conclusion import Conclusion, conclude
 from race.conclusion import verdict as make_verdict
 from race.errors import MachineError, RaceError, SandboxError
@@ -137,6 +139,7 @@ class _Race:
             self.emit,
             self._watch_budget,
         )
+        course = replace(course, baselines=await calibrate(course, self.plugins.gates))
         self.base_metrics = await measure_base(course, self.plugins.metrics)
         metrics = {k: v.model_dump() for k, v in self.base_metrics.items()}
         self.emit("base.ready", sandbox=base.sandbox, cached=base.cached, metrics=metrics)

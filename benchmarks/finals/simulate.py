@@ -42,7 +42,9 @@ class Pick:
     standings: Standings
 
 
-def select(run: Run, n: int, *, base: int | None, seed: int, mode: Mode = "standard", **overrides: Any) -> Pick:  # noqa: ANN401
+def select(
+    run: Run, n: int, *, base: int | None, seed: int, mode: Mode = "standard", **overrides: Any
+) -> Pick:
     """Hold the finals of ``n`` arms on a simulated machine.
 
     Args:
@@ -62,7 +64,9 @@ def select(run: Run, n: int, *, base: int | None, seed: int, mode: Mode = "stand
         return Sample(float(time), wait=min(float(getattr(time, "wait", 0.0)), 0.99))
 
     rule = Rule.of(mode, **overrides)
-    standings = at_once(finals([Entrant(str(arm)) for arm in arms], measure, rule, np.random.default_rng(seed)))
+    standings = at_once(
+        finals([Entrant(str(arm)) for arm in arms], measure, rule, np.random.default_rng(seed))
+    )
     return Pick(number[standings.winner or standings.leader or str(first)], standings.significant, standings)
 
 
