@@ -22,6 +22,7 @@ from race.errors import AgentError, AttemptError, LimitReached, Rejected, Sandbo
 from race.handoff import deposit
 from race.moved import moved
 from race.plugins import boundary
+from race.project import is_left_over
 from race.replay import ReplayImage, build, task_of
 from race.sandbox import Sandbox, SandboxProvider
 from race.scoring import Gate, Score, ScoreContext
@@ -204,7 +205,7 @@ def _outcome(limit: str) -> Outcome:
 async def _hand_in(course: Course, attempt: Attempt) -> None:
     if attempt.fork is None:
         raise SandboxError("the fork is gone")
-    submission = await capture(attempt.fork, course.base)
+    submission = await capture(attempt.fork, course.base, machine=course.spec.task.carry == "machine")
     attempt.submission = submission
     await anyio.to_thread.run_sync(
         deposit, course.folder, attempt.name, submission, course.base.repository, limiter=course.deposits
@@ -259,5 +260,18 @@ async def _judge(course: Course, attempt: Attempt, image: ReplayImage) -> None:
         attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason)
         course.emit("attempt.gate", attempt.name, gate=name, passed=score.passed, reason=score.reason)
         if not score.passed:
-            attempt.end("ineligible", f"{name}: {score.reason or 'did not pass'}")
+            attempt.end("ineligible", f"{name}: {score.reason or 'did not pass'}{_left_out(attempt)}")
             return
+
+
+def _left_out(attempt: Attempt) -> str:
+    """What the agent had in its fork and the replay has not: what works in the one may fail in the other."""
+    submission = attempt.submission
+    if submission is None or not (submission.ignored or submission.outside):
+        return ""
+    wanted = [p for p in submission.ignored if not is_left_over(p.encode())]
+    parts = [f"{', '.join(wanted[:3])}, which git ignores"] if wanted else []
+    kinds = {k: n for k, n in submission.machine.counts.items() if k != "bytecode"}
+    if count := sum(kinds.values()):
+        parts.append(f"{count} files outside of the project")
+    return f" (it may have worked in the fork, which had {' and '.join(parts)})" if parts else ""

@@ -13,9 +13,9 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,12 @@ class Base:
     rules: Path
     commit: str | None
     cached: bool = True
+    paths: Sequence[bytes] = field(init=False)
+    """Of the project's files, sorted."""
+
+    def __post_init__(self) -> None:
+        """Sort the paths once, for what looks for those below a folder."""
+        object.__setattr__(self, "paths", sorted(self.entries))
 
     def original(self, path: bytes) -> File | Link:
         """What to write into a sandbox to have a project's file as it was.

@@ -260,9 +260,14 @@ async def base_image(course: Course) -> ReplayImage:
     """An image of the unchanged base."""
     labels = {**course.labels, "role": "replay"}
     name = f"{course.race}-base-replay"
-    return await build(
-        course.provider, course.base, Submission(), course.spec, name=name, labels=labels, is_base=True
-    )
+    try:
+        return await build(
+            course.provider, course.base, Submission(), course.spec, name=name, labels=labels, is_base=True
+        )
+    except Rejected as e:
+        raise SpecError(
+            f"{course.spec.place('task', 'build')}: does not work for the unchanged project: {e}"
+        ) from e
 
 
 def tables_key(spec: RaceSpec) -> str:
