@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,9 @@ from race.handoff import deposit
 from race.history import AttemptHistory, FinalsHistory
 from race.journal import DivergedError, Journal, Kept
 from race.kept import keep_submission, keep_trajectory, kept_submission, kept_trajectory
+from race.moved import moved
 from race.plugins import boundary
+from race.project import is_left_over
 from race.replay import ReplayImage, build, task_of
 from race.sandbox import Sandbox, SandboxProvider
 from race.scoring import Gate, Score, ScoreContext
@@ -104,6 +106,7 @@ class Course:
         labels: for every sandbox of the race.
         emit: see `Emit`.
         on_spent: told when an attempt used tokens.
+        baselines: what gates said of the base, by name.
         deposits: lets one submission at a time be kept.
         finals: what an earlier process has measured.
         retries: how often an attempt that broke through no fault of its agent is started again.
@@ -120,6 +123,7 @@ class Course:
     labels: dict[str, str]
     emit: Emit
     on_spent: Callable[[], None]
+    baselines: Mapping[str, Score] = field(default_factory=dict[str, Score])
     deposits: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     finals: FinalsHistory = field(default_factory=FinalsHistory)
     retries: int = 0
@@ -374,7 +378,7 @@ def _outcome(limit: str) -> Outcome:
 async def _hand_in(course: Course, attempt: Attempt) -> None:
     if attempt.fork is None:
         raise SandboxError("the fork is gone")
-    submission = await capture(attempt.fork, course.base)
+    submission = await capture(attempt.fork, course.base, machine=course.spec.task.carry == "machine")
     attempt.submission = submission
     await anyio.to_thread.run_sync(
         deposit, course.folder, attempt.name, submission, course.base.repository, limiter=course.deposits
@@ -431,14 +435,29 @@ async def _judge(course: Course, attempt: Attempt, image: ReplayImage) -> None:
                 attempt.end("ineligible", f"{name}: {attempt.gates[name].reason or 'did not pass'}")
                 return
             continue
-        context = ScoreContext(name, attempt.name)
+        context = ScoreContext(name, attempt.name, baseline=course.baselines.get(name))
         async with image.replay() as replay:
             with boundary(ScorerError, f"scorer {name!r}"):
                 score: Any = await gate.score(replay, context)
                 if not isinstance(score, Score):
                     raise TypeError(f"score() returned {type(score).__name__}, not a Score")
+            if score.passed and (changed := await moved(replay)):
+                score = Score(passed=False, reason=changed)
         attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason)
         course.emit("attempt.gate", attempt.name, gate=name, passed=score.passed, reason=score.reason)
         if not score.passed:
-            attempt.end("ineligible", f"{name}: {score.reason or 'did not pass'}")
+            attempt.end("ineligible", f"{name}: {score.reason or 'did not pass'}{_left_out(attempt)}")
             return
+
+
+def _left_out(attempt: Attempt) -> str:
+    """What the agent had in its fork and the replay has not: what works in the one may fail in the other."""
+    submission = attempt.submission
+    if submission is None or not (submission.ignored or submission.outside):
+        return ""
+    wanted = [p for p in submission.ignored if not is_left_over(p.encode())]
+    parts = [f"{', '.join(wanted[:3])}, which git ignores"] if wanted else []
+    kinds = {k: n for k, n in submission.machine.counts.items() if k != "bytecode"}
+    if count := sum(kinds.values()):
+        parts.append(f"{count} files outside of the project")
+    return f" (it may have worked in the fork, which had {' and '.join(parts)})" if parts else ""

@@ -12,9 +12,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,25 @@ class Base:
     rules: Path
     commit: str | None
     cached: bool = True
+    paths: Sequence[bytes] = field(init=False)
+    """Of the project's files, sorted."""
+
+    def __post_init__(self) -> None:
+        """Sort the paths once, for what looks for those below a folder."""
+        object.__setattr__(self, "paths", sorted(self.entries))
+
+    def original(self, path: bytes) -> File | Link:
+        """What to write into a sandbox to have a project's file as it was.
+
+        Raises:
+            KeyError: the base has nothing at this path.
+        """
+        entry = self.entries[path]
+        content = self.repository.content(entry.blob)
+        place = self.workdir.encode() + b"/" + path
+        if entry.mode == "120000":
+            return Link(place, content)
+        return File(place, content, 0o755 if entry.mode == "100755" else 0o644)
 
 
 async def prepare(

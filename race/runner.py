@@ -23,6 +23,7 @@ from race.assembly import Plugins, assemble
 from race.atomic import write_atomically
 from race.attempt import Course, run_attempt
 from race.base import Base, prepare, reopen
+from race.calibration import calibrate
 from race.conclusion import Conclusion, conclude
 from race.conclusion import verdict as make_verdict
 from race.errors import MachineError, RaceError, SandboxError, SpecError
@@ -255,6 +256,7 @@ class _Race:
             retries=self.terms.retries,
             slots=self.terms.slots,
         )
+        course = replace(course, baselines=await calibrate(course, self.plugins.gates))
         if past.base is not None:
             known = past.base["metrics"]
             self.base_metrics = {k: MetricResult.model_validate(v) for k, v in known.items()}
