@@ -6,8 +6,11 @@
 Everything public is importable from here.
 """
 
-from race.agent import Agent, AgentContext, ChecksFirst, Recorder, Step, TokenUsage, Trajectory
+from race.agent import Agent, AgentContext, ChecksFirst, Recorder, Resumes, Step, TokenUsage, Trajectory
 from race.bash import Bash, BashResult
+from race.batch import cancel_batch, run_batch
+from race.batch_result import BatchResult, Estimate, TaskResult, Totals, VariantResult
+from race.batch_spec import BatchSpec, load_batch
 from race.errors import (
     AgentError,
     AttemptError,
@@ -22,7 +25,9 @@ from race.errors import (
     SpecError,
 )
 from race.finals import Entrant, Rule, Standing, Standings, finals
-from race.runner import run
+from race.fleet import Answer, Fleet, FleetPolicy, FleetSpec, Member
+from race.journal import Journal
+from race.runner import resume, run
 from race.sandbox import (
     Capabilities,
     Change,
@@ -42,33 +47,43 @@ from race.sandbox import (
 )
 from race.scoring import Gate, Metric, Replay, Sample, Score, ScoreContext
 from race.spec import RaceSpec, load
-from race.store import Event, Store
+from race.store import Event, Store, StoreError, TakenOverError
 from race.submission import Package, PathChange, Submission
 from race.task import Task
 from race.verdict import AttemptVerdict, Verdict
+from race.watching import watch
 
 __all__ = [
     "Agent",
     "AgentContext",
     "AgentError",
+    "Answer",
     "AttemptError",
     "AttemptVerdict",
     "Bash",
     "BashResult",
+    "BatchResult",
+    "BatchSpec",
     "Capabilities",
     "Change",
     "ChecksFirst",
     "Directory",
     "Entrant",
+    "Estimate",
     "Event",
     "ExecResult",
     "File",
     "Finding",
+    "Fleet",
+    "FleetPolicy",
+    "FleetSpec",
     "Gate",
+    "Journal",
     "LimitReached",
     "Limits",
     "Link",
     "MachineError",
+    "Member",
     "Metric",
     "ModelError",
     "Package",
@@ -80,6 +95,7 @@ __all__ = [
     "Rejected",
     "Removed",
     "Replay",
+    "Resumes",
     "Rule",
     "Sample",
     "Sandbox",
@@ -95,14 +111,24 @@ __all__ = [
     "Standings",
     "Step",
     "Store",
+    "StoreError",
     "Submission",
+    "TakenOverError",
     "Task",
+    "TaskResult",
     "Terminal",
     "TokenUsage",
+    "Totals",
     "Trajectory",
     "Usage",
+    "VariantResult",
     "Verdict",
+    "cancel_batch",
     "finals",
     "load",
+    "load_batch",
+    "resume",
     "run",
+    "run_batch",
+    "watch",
 ]

@@ -14,6 +14,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from race.bash import Bash, BashResult, encodable
 from race.errors import LimitReached
+from race.journal import Journal
 from race.task import Task
 
 Outcome: TypeAlias = Literal["done", "steps", "time", "budget", "refused"]
@@ -197,6 +198,7 @@ class AgentContext:
         seed: differs from attempt to attempt; the same attempt of the same race file has the same.
         time_limit: seconds that the attempt has; the framework ends it then, whatever the agent does.
         recorder: see `Recorder`.
+        journal: see `Journal`; for agents that can be gone on with.
     """
 
     attempt: str
@@ -205,6 +207,7 @@ class AgentContext:
     seed: int
     time_limit: float
     recorder: Recorder
+    journal: Journal = field(default_factory=Journal)
 
 
 @runtime_checkable
@@ -230,4 +233,18 @@ class ChecksFirst(Protocol):
             SpecError: the entry lacks something, such as a model.
             MachineError: the machine does, such as an API key in its environment.
         """
+        ...
+
+
+@runtime_checkable
+class Resumes(Protocol):
+    """What an agent may have besides: it can go on in its fork after the race was interrupted.
+
+    What makes its work different from one run to the next, model calls above all, goes through
+    `race.journal.Journal.once` of its context; commands go through ``bash`` in an order that follows from that. Then
+    ``resume`` may simply be ``run`` again: everything up to the interruption is answered from the journal.
+    """
+
+    async def resume(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        """Go on; otherwise like `Agent.run`."""
         ...

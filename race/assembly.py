@@ -33,8 +33,13 @@ class Plugins:
     provider: SandboxProvider
 
 
-def assemble(spec: RaceSpec, home: Path) -> Plugins:
+def assemble(spec: RaceSpec, home: Path, provider: SandboxProvider | None = None) -> Plugins:
     """Find and construct every plugin that a race file names.
+
+    Args:
+        spec: of the race.
+        home: the state folder.
+        provider: of the sandboxes, if there is one already.
 
     Raises:
         SpecError: options that a plugin does not know or refuses, or something that the provider cannot do.
@@ -61,7 +66,7 @@ def assemble(spec: RaceSpec, home: Path) -> Plugins:
             metrics.append((table.label, scorer))
         else:
             gates.append((table.label, scorer))
-    provider = make_provider(spec.base.sandbox, home, spec.place("base", "sandbox"))
+    provider = provider or make_provider(spec.base.sandbox, home, spec.place("base", "sandbox"))
     _check_capabilities(spec, provider)
     return Plugins(tuple(attempts), tuple(gates), tuple(metrics), provider)
 

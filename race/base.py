@@ -11,17 +11,17 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
+from race.atomic import write_atomically
 from race.bash import shown
 from race.errors import SandboxError, SpecError
 from race.locking import locked
@@ -59,6 +59,25 @@ class Base:
     rules: Path
     commit: str | None
     cached: bool = True
+    paths: Sequence[bytes] = field(init=False)
+    """Of the project's files, sorted."""
+
+    def __post_init__(self) -> None:
+        """Sort the paths once, for what looks for those below a folder."""
+        object.__setattr__(self, "paths", sorted(self.entries))
+
+    def original(self, path: bytes) -> File | Link:
+        """What to write into a sandbox to have a project's file as it was.
+
+        Raises:
+            KeyError: the base has nothing at this path.
+        """
+        entry = self.entries[path]
+        content = self.repository.content(entry.blob)
+        place = self.workdir.encode() + b"/" + path
+        if entry.mode == "120000":
+            return Link(place, content)
+        return File(place, content, 0o755 if entry.mode == "100755" else 0o644)
 
 
 async def prepare(
@@ -99,6 +118,24 @@ async def prepare(
             if not fresh and (base := await _cached(folder, provider)) is not None:
                 return base
             return await _make(spec, provider, folder, project, image, tell)
+
+
+async def reopen(provider: SandboxProvider, home: Path, known: Mapping[str, Any]) -> Base | None:
+    """The very base that a race began with, or None if it is gone.
+
+    Args:
+        provider: of its sandbox.
+        home: ``$RACE_HOME``.
+        known: ``key``, ``sandbox``, ``workdir`` and ``commit`` of it.
+    """
+    place = home / "bases" / known["key"] / str(known["sandbox"]).rpartition("-")[2]
+    if not (place / "project.git").is_dir():
+        return None
+    try:
+        await (await provider.get(known["sandbox"])).info()
+    except SandboxError:
+        return None
+    return await anyio.to_thread.run_sync(_opened, known["key"], place, known)
 
 
 def check_patterns(spec: RaceSpec, project: Project) -> None:
@@ -201,7 +238,7 @@ async def _make(
             "created": time.time(),
         }
         previous = _record(folder)
-        _write_atomically(folder / "base.json", json.dumps(record, indent=1))
+        write_atomically(folder / "base.json", json.dumps(record, indent=1))
         base = replace(await anyio.to_thread.run_sync(_opened, folder.name, place, record), cached=False)
     except BaseException:
         with anyio.CancelScope(shield=True):
@@ -305,11 +342,3 @@ def _record(folder: Path) -> dict[str, str] | None:
     except (OSError, ValueError):
         return None
     return record
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(file.name).replace(path)

@@ -11,7 +11,11 @@ from race.errors import SandboxError
 
 if TYPE_CHECKING:
     from race.agent import Recorder
+    from race.journal import Journal
     from race.sandbox import ExecResult, Sandbox
+
+RUN_AGAIN = "[the race was interrupted while this command ran; it was ended, and has been run again]"
+"""What the output of such a command begins with."""
 
 OUTPUT_CHARACTERS = 10_000
 """How much of a command's output an agent is shown; what is over is cut from the middle."""
@@ -63,6 +67,7 @@ class Bash:
         env: on top of the sandbox's own environment.
         on_start: called with the command just before it runs.
         on_result: called with what came of it.
+        journal: what has run already when an attempt is gone on with; that is neither run nor reported again.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Bash:
         env: Mapping[str, str] | None = None,
         on_start: Callable[[str], None] | None = None,
         on_result: Callable[[BashResult], None] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.sandbox = sandbox
         self.workdir = workdir
@@ -83,6 +89,7 @@ class Bash:
         self._env = dict(env or {})
         self._on_start = on_start
         self._on_result = on_result
+        self._journal = journal
 
     async def __call__(self, command: str, *, timeout: float | None = None) -> BashResult:
         """Run a command.
@@ -101,13 +108,17 @@ class Bash:
         command = encodable(command)
         limit = self.timeout if timeout is None else min(timeout, self.timeout)
         self._recorder.before_command()
+        if self._journal is not None and (known := self._journal.result_of(command)) is not None:
+            self._recorder.ran(known)
+            return known
+        again = self._journal is not None and self._journal.is_run_again(command)
         if self._on_start is not None:
             self._on_start(command)
         done = await self._exec(command, limit)
         result = BashResult(
             command,
             done.exit_code,
-            shown(done.stdout, done.stdout_bytes),
+            (f"{RUN_AGAIN}\n" if again else "") + shown(done.stdout, done.stdout_bytes),
             done.timed_out,
             done.seconds,
             limit,

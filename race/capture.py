@@ -7,9 +7,10 @@ git (`race.repository`) turns it into a patch.
 
 from __future__ import annotations
 
+import bisect
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 
@@ -17,14 +18,15 @@ import anyio.to_thread
 
 from race.base import Base
 from race.errors import SandboxError
+from race.machine import may_be_carried, report
 from race.project import is_left_over
 from race.repository import TreeEntry
 from race.sandbox import Change, Entry, File, Link, Removed, Sandbox
 from race.submission import Package, PathChange, Submission, printable
 
-MAX_FILE = 64 << 20
+MAX_FILE = 16 << 20
 """Bytes of the largest file that a submission may hold."""
-MAX_TOTAL = 256 << 20
+MAX_TOTAL = 64 << 20
 """Bytes of all its files together."""
 MAX_PATHS = 20_000
 """How many paths it may change."""
@@ -43,12 +45,13 @@ class _Found:
     write: Entry
 
 
-async def capture(sandbox: Sandbox, base: Base) -> Submission:
+async def capture(sandbox: Sandbox, base: Base, *, machine: bool = False) -> Submission:
     """What a fork changed, compared with the base that it was forked from.
 
     Args:
         sandbox: the fork, stopped or frozen.
         base: its base.
+        machine: whether what was added outside of the project is taken as well.
 
     Raises:
         SandboxError: the fork cannot be read.
@@ -72,6 +75,10 @@ async def capture(sandbox: Sandbox, base: Base) -> Submission:
     packages = await _packages(sandbox, changes)
     found, ignored, problems = await _project_changes(sandbox, base, inside)
     changed = {p: f for p, f in found.items() if f.entry != base.entries.get(p)}
+    additions: tuple[Entry, ...] = ()
+    if machine:
+        additions, more = await _additions(sandbox, outside)
+        problems += more
     patch = await anyio.to_thread.run_sync(_patch, base, {p: f.entry for p, f in changed.items()})
     return Submission(
         changes=tuple(_described(p, base.entries.get(p), f) for p, f in sorted(changed.items())),
@@ -81,7 +88,31 @@ async def capture(sandbox: Sandbox, base: Base) -> Submission:
         problems=tuple(problems),
         ignored=tuple(printable(p) for p in sorted(ignored)),
         outside=len(outside),
+        machine=report(outside),
+        additions=additions,
     )
+
+
+async def _additions(sandbox: Sandbox, outside: Iterable[Change]) -> tuple[tuple[Entry, ...], list[str]]:
+    """What was added to the machine and neither starts by itself nor sets anything."""
+    entries: list[Entry] = []
+    total = 0
+    for change in outside:
+        if not may_be_carried(change, frozenset(), frozenset()):
+            continue
+        if change.size > MAX_FILE or total + change.size > MAX_TOTAL or len(entries) >= MAX_PATHS:
+            return (), [
+                f"more was added to its machine than can be carried over, such as {printable(change.path)}"
+            ]
+        total += change.size
+        if change.kind == "link":
+            entries.append(Link(change.path, change.target))
+        else:
+            content = await sandbox.read(change.path, limit=MAX_FILE)
+            if change.path.endswith(b".dist-info/entry_points.txt") and b"pytest11" in content:
+                continue
+            entries.append(File(change.path, content, change.mode & 0o755))
+    return tuple(entries), []
 
 
 def _removals_first(item: tuple[bytes, _Found]) -> tuple[bool, bytes]:
@@ -94,12 +125,13 @@ async def _project_changes(
 ) -> tuple[dict[bytes, _Found], set[bytes], list[str]]:
     root = base.workdir.encode() + b"/"
     now: dict[bytes, Change | None] = {}
+    sorted_paths = base.paths
     for seen in inside:
         path = seen.path[len(root) :]
         if path == b".git" or path.startswith(b".git/"):
             continue
         if seen.kind != "directory":
-            for below in _below(path, base.entries):
+            for below in _below(path, sorted_paths):
                 now.setdefault(below, None)
         elif path in base.entries:
             now[path] = None  # a folder took a file's place
@@ -128,9 +160,10 @@ async def _project_changes(
     return found, ignored, problems
 
 
-def _below(path: bytes, entries: Mapping[bytes, TreeEntry]) -> list[bytes]:
-    prefix = path + b"/"
-    return [p for p in entries if p.startswith(prefix)]
+def _below(path: bytes, sorted_paths: Sequence[bytes]) -> list[bytes]:
+    first = bisect.bisect_left(sorted_paths, path + b"/")
+    after = bisect.bisect_left(sorted_paths, path + b"0")  # what sorts right after every path below
+    return list(sorted_paths[first:after])
 
 
 def _problem(path: bytes, change: Change, total: int) -> str | None:

@@ -170,6 +170,10 @@ class Chat:
             await anyio.sleep(wait)
         raise AssertionError("the last round returns or raises")
 
+    def recall(self, reply: Reply) -> None:
+        """Take note of an earlier answer of this conversation, so that no id in it is given out again."""
+        self._ids.update(call.id for call in reply.calls)
+
     async def _once(self, messages: Sequence[Message], extra: Mapping[str, JsonValue]) -> Reply:
         import openai  # noqa: PLC0415 - likewise
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from race.attempt import Attempt
 from race.finals import Standing
+from race.machine import described
 from race.measuring import Measured, change_size
+from race.sandbox import File
 from race.spec import RaceSpec
+from race.submission import Submission, printable
 from race.verdict import (
     AttemptUsage,
     AttemptVerdict,
@@ -134,7 +138,9 @@ def _attempt(
         state=state,
         eligible=attempt.eligible,
         outcome=trajectory.outcome,
-        reasons=tuple(sound(r) for r in (*attempt.reasons, *_remarks(attempt, standing, conclusion))),
+        reasons=tuple(
+            sound(r) for r in (*attempt.reasons, *attempt.remarks, *_remarks(attempt, standing, conclusion))
+        ),
         gates=attempt.gates,
         metrics=attempt.metrics,
         speedup=_speedup(standing),
@@ -151,10 +157,47 @@ def _attempt(
         files_changed=submission.files_changed if submission else (),
         packages=tuple(f"{p.name}=={p.version}" for p in submission.packages) if submission else (),
         ignored=submission.ignored if submission else (),
+        machine={k: tuple(v) for k, v in submission.machine.paths.items()} if submission else {},
+        notes=tuple(notes(submission)) if submission else (),
         patch=str(attempt.patch) if attempt.patch else None,
         sandbox=mine or made,
         sandbox_state="kept" if mine else "deleted",
     )
+
+
+def notes(submission: Submission) -> list[str]:
+    """What a reader of the change should know and the scores do not say."""
+    said = described(submission.machine)
+    wanted = [c.shown for c in submission.changes if _DEPENDENCIES.fullmatch(c.path.rpartition(b"/")[2])]
+    if wanted:
+        said.append(f"changes what is installed with the project: {', '.join(wanted[:3])}")
+    hidden = [
+        printable(e.path)
+        for e in submission.entries
+        if isinstance(e, File)
+        and isinstance(e.content, bytes)
+        and _INVISIBLE.search(e.content.decode(errors="replace"))
+    ]
+    if hidden:
+        said.append(f"holds invisible characters: {', '.join(hidden[:3])}")
+    effects = [
+        printable(e.path)
+        for e in submission.entries
+        if isinstance(e, File) and isinstance(e.content, bytes) and _SIDE_EFFECTS.search(e.content)
+    ]
+    if effects:
+        said.append(f"changes its whole process (collector, priority, threads): {', '.join(effects[:3])}")
+    return said
+
+
+_DEPENDENCIES = re.compile(
+    rb"requirements.*\.txt|constraints.*\.txt|pyproject\.toml|setup\.(?:py|cfg)|Pipfile|.*\.lock|package\.json|"
+    rb"package-lock\.json|go\.mod|go\.sum|Cargo\.toml|Gemfile|environment\.ya?ml|pom\.xml|build\.gradle"
+)
+_INVISIBLE = re.compile("[\u200b-\u200f\u2060-\u2064\ufeff\u00ad\u202a-\u202e\u2066-\u2069]")
+_SIDE_EFFECTS = re.compile(
+    rb"gc\.(?:disable|freeze|set_threshold)|os\.(?:nice|sched_setaffinity|setpriority)|sys\.setswitchinterval"
+)
 
 
 def _remarks(attempt: Attempt, standing: Standing | None, conclusion: Conclusion) -> list[str]:
@@ -162,6 +205,9 @@ def _remarks(attempt: Attempt, standing: Standing | None, conclusion: Conclusion
     said: list[str] = []
     if attempt.state is None and attempt.trajectory.outcome != "done" and attempt.trajectory.message:
         said.append(f"the agent was {attempt.trajectory.message}; scored as it stood")
+    if attempt.state is None and attempt.submission is not None and attempt.submission.additions:
+        count = len(attempt.submission.additions)
+        said.append(f"scored with {count:,} files that it added to its machine: no clean-room score")
     if not attempt.eligible or attempt.name == conclusion.winner:
         return said
     if attempt.submission is not None and not attempt.submission.changes and not attempt.submission.packages:

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -23,7 +23,9 @@ import numpy as np
 from race.attempt import Attempt, Course, Emit
 from race.errors import AttemptError, Rejected, ScorerError, SpecError
 from race.finals import Entrant, Measure, Rule, Standings, finals
+from race.history import FinalsHistory, PastSample
 from race.locking import locked
+from race.moved import moved
 from race.plugins import boundary
 from race.replay import ReplayImage, build
 from race.scoring import Metric, Sample, ScoreContext
@@ -74,14 +76,14 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
         SpecError: a metric has no number even for the unchanged project.
     """
     spec, base, emit = course.spec, course.base, course.emit
-    known = course.home / "bases" / base.key / f"baseline-{_tables_key(spec)}.json"
+    known = course.home / "bases" / base.key / f"baseline-{tables_key(spec)}.json"
     if base.cached and (found := _kept(known)) is not None:
         return found
     results: dict[str, MetricResult] = {}
     if not metrics:
         return results
     emit("base.progress", text="measuring the base")
-    image = await _base_image(course)
+    image = await base_image(course)
     try:
         async with lane(course.home, course.emit):
             for name, metric in metrics:
@@ -106,14 +108,24 @@ async def run_finals(
     """Measure the eligible attempts and the base against each other. Attempts that turn out to have no number end
     as ineligible, those whose scorer breaks as failed.
     """
-    image = await _base_image(course)
-    arms = _Arms({"base": image, **{a.name: a.image for a in attempts if a.image is not None}}, course.emit)
+    image = await base_image(course)
+    images = {"base": image, **{a.name: a.image for a in attempts if a.image is not None}}
+    arms = _Arms(images, course.emit, course.finals)
     entrants = [Entrant("base"), *(Entrant(a.name, change_size(a.submission)) for a in attempts)]
     name, metric = metrics[0]
     async with lane(course.home, course.emit):
         names = [e.name for e in entrants]
-        course.emit("finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit)
-        rng = np.random.default_rng(int.from_bytes(os.urandom(8)))
+        known = course.finals
+        if known.entrants == names:
+            # The same generator and the same samples give the same orders and standings: see `finals`.
+            seed = known.seed
+        else:
+            known.samples.clear()
+            seed = int.from_bytes(os.urandom(8)) >> 1
+            course.emit(
+                "finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit, seed=seed
+            )
+        rng = np.random.default_rng(seed)
         standings = await finals(entrants, arms.measure_with(name, metric), rule(course.spec, metric), rng)
         for other, secondary in metrics[1:]:
             await arms.measure_rounds(other, secondary, rng)
@@ -136,9 +148,11 @@ async def run_finals(
 class _Arms:
     """The replay images that are measured, by name."""
 
-    def __init__(self, images: Mapping[str, ReplayImage], emit: Emit) -> None:
+    def __init__(self, images: Mapping[str, ReplayImage], emit: Emit, past: FinalsHistory) -> None:
         self._images = images
         self._emit = emit
+        self._past = past
+        self._of_base: dict[str, Sample] = {}
         self.broken: dict[str, str] = {}
         self.values: dict[str, dict[str, list[float]]] = {}
 
@@ -147,14 +161,30 @@ class _Arms:
 
         async def measure(entrant: Entrant, number: int, seed: int) -> Sample:
             arm = entrant.name
-            context = ScoreContext(scorer, arm, number, seed)
+            if (past := self._past.take(scorer, arm, number)) is not None:
+                return self._known(scorer, arm, past)
+            context = ScoreContext(scorer, arm, number, seed, self._of_base.get(scorer))
             try:
                 sample = await measure_once(self._images[arm], scorer, metric, context)
-            except AttemptError as e:
+            except (AttemptError, Rejected) as e:
                 if arm == "base":
+                    raise
+                broken = isinstance(e, AttemptError)
+                self._emit(
+                    "finals.rejected",
+                    arm,
+                    scorer=scorer,
+                    base=False,
+                    round=number,
+                    reason=str(e),
+                    broken=broken,
+                )
+                if not broken:
                     raise
                 self.broken[arm] = str(e)
                 raise Rejected(str(e)) from e
+            if arm == "base":
+                self._of_base[scorer] = sample
             self._emit(
                 "finals.sample",
                 "" if arm == "base" else arm,
@@ -168,6 +198,17 @@ class _Arms:
             return sample
 
         return measure
+
+    def _known(self, scorer: str, arm: str, past: PastSample) -> Sample:
+        """What an earlier process measured."""
+        if past.rejected:
+            if past.broken:
+                self.broken[arm] = past.rejected
+            raise Rejected(past.rejected)
+        sample = Sample(past.value, past.wait, past.seconds)
+        if arm == "base":
+            self._of_base[scorer] = sample
+        return sample
 
     async def measure_rounds(self, scorer: str, metric: Metric, rng: np.random.Generator) -> None:
         """A metric that is reported and does not decide: a few interleaved rounds of everybody still there."""
@@ -202,9 +243,11 @@ async def measure_once(image: ReplayImage, name: str, metric: Metric, context: S
             if not isinstance(given, Sample):
                 raise TypeError(f"measure() returned {type(given).__name__}, not a Sample")
             sample = given
+            if changed := await moved(replay):
+                raise Rejected(changed)
     if not (math.isfinite(sample.value) and sample.value > 0):
         raise Rejected(f"the scorer {name!r} gave {sample.value}, which is not a finite number above zero")
-    return sample if sample.seconds else Sample(sample.value, sample.wait, time.monotonic() - began)
+    return sample if sample.seconds else replace(sample, seconds=time.monotonic() - began)
 
 
 def result(values: Sequence[float], unit: str) -> MetricResult:
@@ -252,17 +295,38 @@ def change_size(submission: Submission | None) -> int:
     return len(submission.patch) + 100_000 * len(submission.packages)
 
 
-async def _base_image(course: Course) -> ReplayImage:
+async def base_image(course: Course) -> ReplayImage:
+    """An image of the unchanged base."""
     labels = {**course.labels, "role": "replay"}
     name = f"{course.race}-base-replay"
-    return await build(
-        course.provider, course.base, Submission(), course.spec, name=name, labels=labels, is_base=True
-    )
+    try:
+        return await build(
+            course.provider, course.base, Submission(), course.spec, name=name, labels=labels, is_base=True
+        )
+    except Rejected as e:
+        raise SpecError(
+            f"{course.spec.place('task', 'build')}: does not work for the unchanged project: {e}"
+        ) from e
 
 
-def _tables_key(spec: RaceSpec) -> str:
+def tables_key(spec: RaceSpec) -> str:
+    """What tells the scorers of one race file from those of another on the same base."""
     tables = [s.model_dump(mode="json") for s in spec.scorers]
-    return hashlib.sha256(json.dumps([tables, spec.base.network.scoring]).encode()).hexdigest()[:12]
+    made_of = [tables, spec.base.network.scoring, _hidden_sums(spec)]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
+
+
+def _hidden_sums(spec: RaceSpec) -> list[str]:
+    """The content of the files beside the race file that its scorers name."""
+    sums: list[str] = []
+    for table in spec.scorers:
+        for key in ("hidden", "cases"):
+            named = table.options.get(key, ())
+            for name in [named] if isinstance(named, str) else named:
+                place = spec.folder / str(name)
+                files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
+                sums += [hashlib.sha256(f.read_bytes()).hexdigest() for f in files if f.is_file()]
+    return sums
 
 
 def _kept(path: Path) -> dict[str, MetricResult] | None:

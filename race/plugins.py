@@ -61,7 +61,7 @@ def agent(spec: RaceSpec, index: int) -> Agent:
     made = _construct(
         cls,
         {**{k: v for k, v in spec.agent_defaults.items() if k in known}, **entry.options},
-        (spec.path, ("entries", index)),
+        (spec, ("entries", index)),
         set(EntrySpec.model_fields),
     )
     if not callable(getattr(made, "run", None)):
@@ -93,7 +93,7 @@ def scorer(spec: RaceSpec, index: int) -> Gate | Metric:
     table = spec.scorers[index]
     where = spec.place("scorers", index, "use")
     cls = find("scorers", table.use, where)
-    made = _construct(cls, table.options, (spec.path, ("scorers", index)), set(ScorerSpec.model_fields))
+    made = _construct(cls, table.options, (spec, ("scorers", index)), set(ScorerSpec.model_fields))
     gate, metric = callable(getattr(made, "score", None)), callable(getattr(made, "measure", None))
     if gate == metric:
         raise PluginError(
@@ -145,9 +145,10 @@ def _option_names(cls: Any) -> set[str]:
 
 
 def _construct(
-    cls: Any, options: Mapping[str, Any], place: tuple[Path, tuple[str | int, ...]], own: set[str]
+    cls: Any, options: Mapping[str, Any], place: tuple[RaceSpec, tuple[str | int, ...]], own: set[str]
 ) -> object:
-    path, keys = place
+    spec, keys = place
+    path = spec.path
     model = getattr(cls, "Options", None)
     unknown = sorted(set(options) - _option_names(cls))
     if unknown:
@@ -156,6 +157,6 @@ def _construct(
     if model is None:
         return cls()
     try:
-        return cls(model.model_validate(dict(options)))
+        return cls(model.model_validate(dict(options), context={"spec": spec}))
     except ValidationError as e:
         raise SpecError("\n".join(complaints(e, keys, path, model))) from e

@@ -6,6 +6,7 @@ tell what is in use from what was left behind.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import shutil
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from race.errors import SandboxError
+from race.errors import SandboxError, SpecError
+from race.fleet_table import FleetTable
 from race.plugins import names
 from race.plugins import provider as make_provider
 from race.sandbox import SandboxInfo, SandboxProvider
@@ -51,15 +53,29 @@ async def collect(home: Path, *, bases: bool = False) -> tuple[list[str], list[s
         A line about each thing removed, and a line about each that could not be.
     """
     store = Store(home)
+    held: list[str] = []
     try:
-        rows = store.races()
-        alive = {r.id for r in rows if r.alive}
-        known = {r.id for r in rows}
-        for row in rows:
+        for row in store.races():
             if row.status == "interrupted":
-                store.abandon(row.id)
+                with contextlib.suppress(SpecError):  # somebody has just gone on with it
+                    store.claim(row.id)
+                    held.append(row.id)
+        return await _collect(home, store, set(held), bases=bases)
     finally:
+        for race in held:
+            store.release(race)
         store.close()
+
+
+async def _collect(
+    home: Path, store: Store, held: AbstractSet[str], *, bases: bool
+) -> tuple[list[str], list[str]]:
+    rows = store.races()
+    alive = {r.id for r in rows if r.alive} - held
+    known = {r.id for r in rows}
+    table = FleetTable(store)
+    over = table.over()
+    fleets = set(table.names()) - over
     removed: list[str] = []
     problems: list[str] = []
     left_over: set[str] = set()
@@ -68,7 +84,7 @@ async def collect(home: Path, *, bases: bool = False) -> tuple[list[str], list[s
         try:
             removed += await provider.collect()
             infos = await provider.list()
-            left = [i for i in infos if _left_behind(home, i, alive, known)]
+            left = [i for i in infos if _left_behind(home, i, alive, known) or _of_no_fleet(i, fleets)]
             done, failed = await _delete(provider, left)
             if bases and not alive:  # a race that has just begun may be about to fork from any of them
                 gone = {i.name for i in left}
@@ -81,6 +97,12 @@ async def collect(home: Path, *, bases: bool = False) -> tuple[list[str], list[s
             left_over |= {i.name for i in await provider.list()}
         finally:
             await provider.aclose()
+    for name in over:
+        for member in table.members(name):
+            if member.sandbox not in left_over:
+                table.remove(name, member.id)
+        if not table.members(name):
+            table.end(name)
     removed += await anyio.to_thread.run_sync(_orphaned_files, home, left_over)
     return removed, problems
 
@@ -103,6 +125,12 @@ def _left_behind(home: Path, info: SandboxInfo, alive: AbstractSet[str], known: 
     if info.labels.get("keep") == "yes":
         return race not in known
     return race not in alive
+
+
+def _of_no_fleet(info: SandboxInfo, fleets: AbstractSet[str]) -> bool:
+    """Whether a sandbox is a member of a fleet that is gone, or whose lifetime is over."""
+    fleet = info.labels.get("fleet", "")
+    return bool(fleet) and fleet not in fleets
 
 
 def _is_current_base(home: Path, info: SandboxInfo) -> bool:
@@ -152,7 +180,11 @@ def _clean_base(folder: Path, sandboxes: AbstractSet[str]) -> list[str]:
     if record.get("sandbox") not in sandboxes:
         shutil.rmtree(folder, ignore_errors=True)
         return [f"files of the base {folder.name}"]
-    old = [g for g in folder.iterdir() if g.is_dir() and g.name != record.get("files")]
+    # A race that began with an earlier one may still be at work in its forks.
+    used = {record.get("files")} | {
+        s.rpartition("-")[2] for s in sandboxes if s.startswith(f"base-{folder.name}-")
+    }
+    old = [g for g in folder.iterdir() if g.is_dir() and g.name not in used]
     for generation in old:
         shutil.rmtree(generation, ignore_errors=True)
     return [f"files of an earlier base {folder.name}" for _ in old]

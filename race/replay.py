@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import AsyncGenerator, Mapping
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -17,10 +18,12 @@ import anyio
 from race.base import Base, printable_lines
 from race.bash import shown
 from race.errors import Rejected, SandboxError
-from race.sandbox import Network, Sandbox, SandboxProvider
-from race.scoring import Replay
+from race.machine import is_scratch, may_be_carried
+from race.project import matching
+from race.sandbox import Change, ChangeKind, Entry, Link, Network, Sandbox, SandboxProvider
+from race.scoring import Replay, must_have_worked
 from race.spec import RaceSpec
-from race.submission import Package, Submission
+from race.submission import Package, Submission, printable
 from race.task import Task
 
 INSTALL_TIMEOUT = 900.0
@@ -73,7 +76,15 @@ class ReplayImage:
         name = f"{self.sandbox.name}-{next(self._numbers)}"
         fork = await self.sandbox.fork(name, network=self._network, labels=self._labels)
         try:
-            yield Replay(fork, self.submission, self._task, self._env, self._is_base)
+            yield Replay(
+                fork,
+                self.submission,
+                self._task,
+                self._env,
+                self._is_base,
+                self.base.entries.keys(),
+                self.base.original,
+            )
         finally:
             with anyio.CancelScope(shield=True):
                 await fork.delete()
@@ -101,7 +112,7 @@ async def build(
         is_base: whether this stands for the base itself.
 
     Raises:
-        Rejected: a package cannot be installed again by its name and version.
+        Rejected: a package cannot be installed again by its name and version, or the build failed.
         SandboxError: the sandbox broke.
     """
     parent = await provider.get(base.sandbox)
@@ -111,7 +122,11 @@ async def build(
         for site in sorted({p.site for p in install}):
             await _install(sandbox, site, [p for p in install if p.site == site])
         root = base.workdir.encode() + b"/"
+        if submission.additions:
+            await sandbox.write(await _not_hiding(sandbox, submission.additions))
         await sandbox.write([replace(e, path=root + e.path) for e in submission.entries])
+        if spec.task.build:
+            await _build(sandbox, base, spec)
         await sandbox.stop()
     except BaseException:
         with anyio.CancelScope(shield=True):
@@ -120,10 +135,57 @@ async def build(
     return ReplayImage(sandbox, base, submission, spec, labels=labels, is_base=is_base)
 
 
+async def _build(sandbox: Sandbox, base: Base, spec: RaceSpec) -> None:
+    """Run the build that the race file declares. It is the submission's code that runs, so what it wrote outside of the
+    project's folder, and into protected files, would count for the scorers as well: then there is no replay.
+    """
+    command = spec.task.build
+    before = {(c.path, c.size, c.mode) for c in await sandbox.changes("/", limit=1_000_000)}
+    done = await sandbox.exec(
+        command, cwd=base.workdir, env=SCORING_ENV, timeout=spec.task.build_timeout, merge_stderr=True
+    )
+    must_have_worked(done, command, spec.task.build_timeout)
+    root = base.workdir.encode()
+    protected = matching(spec.task.protected, base.entries)
+    for change in await sandbox.changes("/", limit=1_000_000):
+        if (change.path, change.size, change.mode) in before or change.kind == "directory":
+            continue
+        inside = change.path.startswith(root + b"/")
+        if inside and change.path.removeprefix(root + b"/") not in protected:
+            continue
+        if not inside and is_scratch(change.path):
+            continue
+        raise Rejected(f"the build {command!r} wrote to {printable(change.path)}, which it may not")
+
+
+async def _not_hiding(sandbox: Sandbox, additions: Sequence[Entry]) -> list[Entry]:
+    """Of what an attempt added to its machine, what hides nothing of the base's."""
+    programs = await sandbox.exec('IFS=:; for d in $PATH; do ls -a "$d" 2>/dev/null; done; true', timeout=60)
+    modules = await sandbox.exec(
+        [
+            "python3",
+            "-I",
+            "-c",
+            "import os,sys;[print(n) for d in sys.path if os.path.isdir(d) for n in os.listdir(d)]",
+        ],
+        timeout=60,
+    )
+    names = frozenset(programs.stdout.decode("utf-8", "replace").splitlines())
+    stems = frozenset(n.partition(".")[0] for n in modules.stdout.decode("utf-8", "replace").splitlines())
+    out: list[Entry] = []
+    for entry in additions:
+        kind: ChangeKind = "link" if isinstance(entry, Link) else "file"
+        if may_be_carried(Change(entry.path, kind), names, stems | sys.stdlib_module_names):
+            out.append(entry)
+    return out
+
+
 def task_of(spec: RaceSpec) -> Task:
     """What a race file asks of every agent."""
     task = spec.task
-    return Task(task.name, task.prompt.strip(), spec.base.workdir, task.protected, task.editable)
+    return Task(
+        task.name, task.prompt.strip(), spec.base.workdir, task.protected, task.editable, task.binaries
+    )
 
 
 async def _install(sandbox: Sandbox, site: str, packages: list[Package]) -> None:

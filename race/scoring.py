@@ -12,12 +12,12 @@ any process of the agent. What a scorer does to it is seen by no other scorer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from race.errors import Rejected
-from race.sandbox import ExecResult, Sandbox
+from race.sandbox import Entry, ExecResult, File, Link, Sandbox
 from race.submission import Submission, printable
 from race.task import Task
 
@@ -47,11 +47,15 @@ class Sample:
         value: finite and above zero.
         wait: share of the wall time, in [0, 1), that the measured program waited for a processor; 0 if unknown.
         seconds: wall time of the measurement as seen from outside.
+        cpu: processor time of everything that was measured, in seconds; 0 if unknown.
+        details: more to show or to keep, by name.
     """
 
     value: float
     wait: float = 0.0
     seconds: float = 0.0
+    cpu: float = 0.0
+    details: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Replay:
         task: what was asked.
         env: what `run` adds to the sandbox's environment, the same for every replay.
         is_base: whether this is the unchanged base.
+        paths: of the project's files in the base.
+        original: what the base has at one of them, to be written back.
     """
 
     sandbox: Sandbox
@@ -71,6 +77,8 @@ class Replay:
     task: Task
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     is_base: bool = False
+    paths: Collection[bytes] = ()
+    original: Callable[[bytes], File | Link] | None = None
 
     async def run(
         self,
@@ -78,6 +86,7 @@ class Replay:
         *,
         timeout: float,
         env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
         output_limit: int = 1 << 20,
     ) -> ExecResult:
         """Run a command in the project's folder; see `race.Sandbox.exec`."""
@@ -85,9 +94,16 @@ class Replay:
             command,
             cwd=self.task.workdir,
             env={**self.env, **(env or {})},
+            stdin=stdin,
             timeout=timeout,
             output_limit=output_limit,
         )
+
+    def put(self, paths: Iterable[bytes]) -> list[Entry]:
+        """What to write to have the submission's own content at some of its paths again."""
+        root = self.task.workdir.encode() + b"/"
+        wanted = set(paths)
+        return [replace(e, path=root + e.path) for e in self.submission.entries if e.path in wanted]
 
     async def must_run(
         self, command: str | Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None
@@ -98,10 +114,7 @@ class Replay:
             Rejected: it did not, or took too long; the text says so with the end of its output.
         """
         done = await self.run(command, timeout=timeout, env=env)
-        if done.timed_out:
-            raise Rejected(f"timed out: {command!r} took more than {timeout:g} s")
-        if done.exit_code != 0:
-            raise Rejected(f"{command!r} failed (exit status {done.exit_code}): {last_lines(done)}")
+        must_have_worked(done, command, timeout)
         return done
 
 
@@ -122,6 +135,20 @@ class ScoreContext:
     round: int = 0
     seed: int = 0
     baseline: Score | Sample | None = None
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """What a gate may have besides: a look at the unchanged base, before any agent starts."""
+
+    async def calibrate(self, replay: Replay, context: ScoreContext) -> Score:
+        """What every later call of `Gate.score` finds as ``context.baseline``. It is kept with the base, so all that
+        counts has to be in `Score.details`.
+
+        Raises:
+            Rejected: the gate cannot work even for the unchanged project; the race ends before it begins.
+        """
+        ...
 
 
 @runtime_checkable
@@ -154,6 +181,18 @@ class Metric(Protocol):
             Rejected: there is no number, and the text says why; the attempt is not eligible.
         """
         ...
+
+
+def must_have_worked(done: ExecResult, command: str | Sequence[str], timeout: float) -> None:
+    """Refuse a command that took too long or ended with another status than 0.
+
+    Raises:
+        Rejected: the text says which, with the end of its output.
+    """
+    if done.timed_out:
+        raise Rejected(f"timed out: {command!r} took more than {timeout:g} s")
+    if done.exit_code != 0:
+        raise Rejected(f"{command!r} failed (exit status {done.exit_code}): {last_lines(done)}")
 
 
 def last_lines(done: ExecResult, limit: int = 300) -> str:

@@ -57,8 +57,16 @@ class TaskSpec(_Table):
     """Paths or patterns that must stay byte-identical to the base."""
     editable: tuple[str, ...] = ()
     """Patterns of the only paths that may change; empty: anything that is not protected."""
-    carry: Literal["patch", "packages"] = "packages"
-    """What a submission may be: the patch alone, or also the Python packages that were installed."""
+    carry: Literal["patch", "packages", "machine"] = "packages"
+    """What a submission may be: the patch alone; also the Python packages that were installed, by name and version;
+    or also all that was added to the machine without touching or hiding what is there."""
+    build: str = ""
+    """A command that makes what the submission needs, such as an extension; run in every replay before it is scored,
+    in the project's folder, where alone it may write."""
+    build_timeout: Seconds = 900
+    """Seconds for it."""
+    binaries: Literal["refuse", "allow"] = "refuse"
+    """Whether a submission may add or change compiled programs, pickles and packed packages, which nobody can read."""
 
     @field_validator("name")
     @classmethod

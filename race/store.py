@@ -19,22 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from race.errors import MachineError, SpecError
+from race.process import LEASE, boot, is_alive, owner, process_start, steady
+from race.tables import SCHEMA, bring_up_to_date
 from race.verdict import Verdict
 
-SCHEMA = 1
-"""Version of the tables, kept in ``PRAGMA user_version``."""
+__all__ = ["SCHEMA", "Event", "RaceRow", "Store", "StoreError", "TakenOverError", "is_alive", "owner"]
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS races (
-    id TEXT PRIMARY KEY, task TEXT NOT NULL, file TEXT NOT NULL, created REAL NOT NULL,
-    status TEXT NOT NULL, owner_pid INTEGER NOT NULL, owner_start TEXT NOT NULL, verdict TEXT
-) STRICT;
-CREATE TABLE IF NOT EXISTS events (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, race TEXT NOT NULL REFERENCES races(id) ON DELETE CASCADE,
-    time REAL NOT NULL, kind TEXT NOT NULL, attempt TEXT NOT NULL, data TEXT NOT NULL
-) STRICT;
-CREATE INDEX IF NOT EXISTS events_of_race ON events(race, number);
-"""
+
+class StoreError(MachineError):
+    """The store cannot be read or written. What was written before is whole, and can be gone on from."""
+
+
+class TakenOverError(StoreError):
+    """Another process has taken this work over; nothing more of this one is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +76,12 @@ class RaceRow:
     status: str
     alive: bool
     verdict: Verdict | None
+    owner: str = ""
+    """The process that runs it, or ran it last."""
+    parent: str = ""
+    """The batch, or the race of several rounds, that it is part of."""
+    spec: str | None = None
+    """The race file as it was when the race began, as JSON; None of races of earlier versions."""
 
 
 class Store:
@@ -97,7 +100,8 @@ class Store:
     def __init__(self, home: Path) -> None:
         self.home = home
         self._path = home / "race.db"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._fences: dict[str, int] = {}
         try:
             self._db = sqlite3.connect(self._path, timeout=15, isolation_level=None, check_same_thread=False)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -108,12 +112,11 @@ class Store:
                 )
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute("PRAGMA foreign_keys = ON")
             if version < SCHEMA:
-                self._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+                bring_up_to_date(self._db)
         except sqlite3.Error as e:
-            raise MachineError(
-                f"the store {self._path} cannot be opened: {e}; move it away to begin anew"
+            raise StoreError(
+                f"the store {self._path} cannot be opened: {e}; {_remedy(e, 'move it away to begin anew')}"
             ) from e
 
     def close(self) -> None:
@@ -124,52 +127,144 @@ class Store:
         """Where the files of a race lie."""
         return self.home / "races" / race
 
-    def begin(self, race: str, task: str, file: str) -> None:
-        """A race begins, run by this process."""
+    def begin(self, race: str, task: str, file: str, *, spec: str | None = None, parent: str = "") -> None:
+        """A race begins, run by this process, which holds its lease from now on.
+
+        Args:
+            race: its id.
+            task: its task's name.
+            file: its race file.
+            spec: the race file as it is now, as JSON, so that the race can be gone on with when the file has changed.
+            parent: the batch, or the race of several rounds, that it is part of.
+        """
         with self._writing():
             self._db.execute(
-                "INSERT INTO races VALUES (?, ?, ?, ?, 'running', ?, ?, NULL)",
-                (race, task, file, time.time(), os.getpid(), process_start(os.getpid())),
+                "INSERT INTO races (id, task, file, created, status, owner_pid, owner_start, boot, beat, fence, spec, "
+                "parent) VALUES (?, ?, ?, ?, 'running', ?, ?, ?, ?, 1, ?, ?)",
+                (race, task, file, time.time(), *me(), spec, parent),
             )
+            self._fences[race] = 1
         # After the row: a folder without one is taken for a left-over.
         self._make_folder(race)
 
-    def append(self, race: str, kind: str, attempt: str = "", **data: Any) -> Event:
-        """Something happened. Returns it with its number."""
-        now = time.time()
-        text = json.dumps(data, default=str)
-        with self._writing():
-            cursor = self._db.execute(
-                "INSERT INTO events (race, time, kind, attempt, data) VALUES (?, ?, ?, ?, ?)",
-                (race, now, kind, attempt, text),
-            )
-            number = cursor.lastrowid or 0
-        return Event(number, race, now, kind, attempt, json.loads(text))
+    def claim(self, race: str) -> RaceRow:
+        """Take over a race whose process is gone, or has been silent for `race.process.LEASE` seconds.
 
-    def finish(self, verdict: Verdict) -> None:
-        """A race has ended."""
+        From here on nothing that the other process may still write of it is taken.
+
+        Raises:
+            SpecError: it has ended, or the process that runs it is there.
+        """
+        with self.transaction():
+            row = self.race(race)
+            if row.verdict is not None:
+                raise SpecError(f"{row.id} has ended ({row.status}); there is nothing to go on with")
+            beat, where = self._db.execute("SELECT beat, boot FROM races WHERE id = ?", (row.id,)).fetchone()
+            if row.alive and is_fresh(beat, where):
+                raise SpecError(f"{row.id} is running (process {row.owner.partition(':')[0]})")
+            (fence,) = self._db.execute(
+                "UPDATE races SET fence = fence + 1, status = 'running', owner_pid = ?, owner_start = ?, boot = ?, "
+                "beat = ? WHERE id = ? RETURNING fence",
+                (*me(), row.id),
+            ).fetchone()
+        self._fences[row.id] = fence
+        self._make_folder(row.id)
+        return row
+
+    def beat(self) -> None:
+        """This process is still at work on all that it holds a lease of."""
+        pid, start, where, now = me()
         with self._writing():
+            for table in ("races", "batch_tasks"):
+                self._db.execute(
+                    f"UPDATE {table} SET beat = ? WHERE owner_pid = ? AND owner_start = ? AND boot = ? "  # noqa: S608 - one of two words
+                    "AND status = 'running'",
+                    (now, pid, start, where),
+                )
+
+    def release(self, race: str) -> None:
+        """This process stops in the middle of a race, which can be gone on with."""
+        with self._writing():
+            self._db.execute(
+                "UPDATE races SET status = 'interrupted', owner_start = '' WHERE id = ? AND fence = ? "
+                "AND status = 'running'",
+                (race, self._fence(race)),
+            )
+        self._fences.pop(race, None)
+
+    def append(self, race: str, kind: str, attempt: str = "", /, **data: Any) -> Event:
+        """Something happened. Returns it with its number.
+
+        Raises:
+            TakenOverError: this process ran the race, and another one has taken it over.
+        """
+        with self._writing():
+            return self._append(race, kind, attempt, data)
+
+    def finish(self, verdict: Verdict, error: str = "") -> Event:
+        """A race has ended, which is its last event.
+
+        Raises:
+            TakenOverError: another process has taken it over.
+        """
+        with self.transaction():
+            event = self._append(
+                verdict.race,
+                "race.ended",
+                "",
+                {"status": verdict.status, "winner": verdict.winner, "error": error},
+            )
             self._db.execute(
                 "UPDATE races SET status = ?, verdict = ? WHERE id = ?",
                 (verdict.status, verdict.model_dump_json(), verdict.race),
             )
+        self._fences.pop(verdict.race, None)
+        return event
+
+    def _append(self, race: str, kind: str, attempt: str, data: dict[str, Any]) -> Event:
+        now = time.time()
+        text = json.dumps(data, default=str)
+        fence = self._fences.get(race)
+        cursor = self._db.execute(
+            "INSERT INTO events (race, time, kind, attempt, data) SELECT ?, ?, ?, ?, ? "
+            "WHERE ? IS NULL OR EXISTS (SELECT 1 FROM races WHERE id = ? AND fence = ?)",
+            (race, now, kind, attempt, text, fence, race, fence),
+        )
+        self._check_fence(race, cursor.rowcount)
+        return Event(cursor.lastrowid or 0, race, now, kind, attempt, json.loads(text))
+
+    def _fence(self, race: str) -> int:
+        return self._fences.get(race, 0)
+
+    def _check_fence(self, race: str, rows: int) -> None:
+        if rows == 0:
+            raise TakenOverError(f"another process has taken {race} over; this one stops")
 
     def events(self, race: str, after: int = 0) -> list[Event]:
         """The events of a race with numbers above ``after``, in order."""
-        rows = self._read(
-            "SELECT number, race, time, kind, attempt, data FROM events WHERE race = ? AND number > ? ORDER BY number",
-            (race, after),
+        return self._events("race = ?1", race, after)
+
+    def events_below(self, parent: str, after: int = 0) -> list[Event]:
+        """The events of a batch, or of a race of several rounds, and of all races that are part of it."""
+        return self._events("race IN (SELECT id FROM races WHERE parent = ?1 UNION SELECT ?1)", parent, after)
+
+    def _events(self, which: str, name: str, after: int) -> list[Event]:
+        rows = self.read(
+            "SELECT number, race, time, kind, attempt, data FROM events "  # noqa: S608 - one of the two above
+            f"WHERE {which} AND number > ?2 ORDER BY number",
+            (name, after),
         )
         return [
             Event(number, race, at, kind, attempt, json.loads(data))
             for number, race, at, kind, attempt, data in rows
         ]
 
-    def races(self) -> list[RaceRow]:
-        """All races, oldest first."""
-        rows = self._read(
-            "SELECT id, task, file, created, status, owner_pid, owner_start, verdict FROM races ORDER BY created, id",
-            (),
+    def races(self, parent: str | None = None) -> list[RaceRow]:
+        """All races, oldest first; or those that are part of a batch or of a race of several rounds."""
+        rows = self.read(
+            "SELECT id, task, file, created, status, owner_pid, owner_start, boot, verdict, parent, spec FROM races "
+            "WHERE ? IS NULL OR parent = ? ORDER BY rowid",
+            (parent, parent),
         )
         return [_row(r) for r in rows]
 
@@ -192,15 +287,9 @@ class Store:
 
     def remove(self, race: str) -> None:
         """Forget a race and its events."""
-        with self._writing():
+        with self.transaction():
             self._db.execute("DELETE FROM races WHERE id = ?", (race,))
-
-    def abandon(self, race: str) -> None:
-        """Note that the process which ran a race is gone."""
-        with self._writing():
-            self._db.execute(
-                "UPDATE races SET status = 'interrupted' WHERE id = ? AND status = 'running'", (race,)
-            )
+            self._db.execute("DELETE FROM events WHERE race = ?", (race,))
 
     def _make_folder(self, race: str) -> None:
         try:
@@ -214,42 +303,72 @@ class Store:
             try:
                 yield
             except sqlite3.Error as e:
-                raise MachineError(f"the store {self._path} cannot be written to: {e}") from e
+                raise StoreError(
+                    f"the store {self._path} cannot be written to: {e}; {_remedy(e, 'nothing written before is lost')}"
+                ) from e
 
-    def _read(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, and alone: no other process writes in between.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        with self._writing():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def read(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+        """The rows of a query."""
         with self._lock:
             try:
                 return self._db.execute(query, values).fetchall()
             except sqlite3.Error as e:
-                raise MachineError(f"the store {self._path} cannot be read: {e}") from e
+                raise StoreError(
+                    f"the store {self._path} cannot be read: {e}; {_remedy(e, 'move it away to begin anew')}"
+                ) from e
 
 
-def process_start(pid: int) -> str:
-    """What tells a process from a later one of the same number: its start time, empty if there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    fields = text.rpartition(")")[2].split()
-    return "" if fields[0] == "Z" else fields[19]
+def me() -> tuple[int, str, str, float]:
+    """This process, as it stands in a lease."""
+    return os.getpid(), process_start(os.getpid()), boot(), steady()
 
 
-def owner() -> str:
-    """This process, as the label ``owner`` of a sandbox names it."""
-    return f"{os.getpid()}:{process_start(os.getpid())}"
+def is_fresh(beat: float, where: str) -> bool:
+    """Whether a lease was renewed lately; one without a beat is of an earlier version, whose processes renew none."""
+    return not beat or (where == boot() and steady() - beat < LEASE)
 
 
-def is_alive(owner: str) -> bool:
-    """Whether the process that such a label names is still there."""
-    pid, _, start = owner.partition(":")
-    return pid.isdigit() and bool(start) and process_start(int(pid)) == start
+def _remedy(error: sqlite3.Error, otherwise: str) -> str:
+    """What to do about it."""
+    text = str(error)
+    if "readonly" in text or "read-only" in text:
+        return "make it writable, or set RACE_HOME to a folder that is"
+    if "full" in text or "disk I/O" in text:
+        return "make room on its disk; nothing written before is lost"
+    return otherwise
 
 
 def _row(row: tuple[Any, ...]) -> RaceRow:
-    race, task, file, created, status, pid, start, verdict = row
-    alive = status == "running" and bool(start) and process_start(pid) == start
+    race, task, file, created, status, pid, start, where, verdict, parent, spec = row
+    alive = status == "running" and bool(start) and where in ("", boot()) and process_start(pid) == start
     if status == "running" and not alive:
         status = "interrupted"
     return RaceRow(
-        race, task, file, created, status, alive, Verdict.model_validate_json(verdict) if verdict else None
+        race,
+        task,
+        file,
+        created,
+        status,
+        alive,
+        Verdict.model_validate_json(verdict) if verdict else None,
+        f"{pid}:{start}",
+        parent,
+        spec,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from race.sandbox import Entry
 
@@ -52,6 +54,25 @@ class PathChange:
         return printable(self.path)
 
 
+MachineKind: TypeAlias = Literal["startup", "programs", "bytecode", "services", "settings", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """What an attempt touched outside of the project.
+
+    Attributes:
+        paths: by kind, the first of them, printable. ``"startup"``: what an interpreter, a shell or a linker runs
+            or reads by itself; ``"programs"``: what was added to a folder of programs, and programs and libraries that
+            were replaced; ``"bytecode"``: compiled Python; ``"services"``: what starts by itself later, and keys that
+            let somebody in; ``"settings"``: of the system or its tools; ``"other"``: the rest.
+        counts: how many there are, by kind.
+    """
+
+    paths: Mapping[MachineKind, Sequence[str]] = field(default_factory=dict[MachineKind, Sequence[str]])
+    counts: Mapping[MachineKind, int] = field(default_factory=dict[MachineKind, int])
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """The change of the project's files, and the packages that were added.
@@ -64,6 +85,9 @@ class Submission:
         problems: why this cannot be judged at all: special files, nested repositories, more than can be held.
         ignored: paths that changed but are no part of it: git ignores them, or they are known left-overs.
         outside: how many paths outside of the project's folder changed.
+        machine: what they are.
+        additions: with ``carry = "machine"``: what was added to the machine and may be carried over if the base's
+            own programs are not hidden by it; absolute paths.
     """
 
     changes: tuple[PathChange, ...] = ()
@@ -73,6 +97,8 @@ class Submission:
     problems: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     outside: int = 0
+    machine: MachineReport = MachineReport()
+    additions: tuple[Entry, ...] = ()
 
     @property
     def files_changed(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ class Task:
         workdir: absolute path of the project inside the sandbox.
         protected: patterns of paths, relative to ``workdir``, that must stay byte-identical.
         editable: patterns of the only paths that may change; empty means any that is not protected.
+        binaries: ``"allow"`` if compiled programs and the like may be handed in, else ``"refuse"``.
     """
 
     name: str
@@ -22,3 +23,4 @@ class Task:
     workdir: str
     protected: tuple[str, ...] = ()
     editable: tuple[str, ...] = ()
+    binaries: str = "refuse"

@@ -79,6 +79,10 @@ class AttemptVerdict(_Value):
     packages: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     """Changed paths that are no part of the submission."""
+    machine: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """What it touched outside of the project, by kind; see `race.MachineReport`."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the change should know and the scores do not say."""
     patch: str | None = None
     """Path of the patch file."""
     sandbox: str | None = None

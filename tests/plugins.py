@@ -6,6 +6,7 @@ import anyio
 
 from race.agent import AgentContext, Trajectory
 from race.bash import Bash
+from race.errors import ModelError
 from race.scoring import Replay, Sample, Score, ScoreContext
 from race.task import Task
 
@@ -16,6 +17,21 @@ class Raises:
     async def run(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
         await bash("echo 1 > value.txt")
         raise ZeroDivisionError("oh dear")
+
+
+class ModelDown:
+    """An agent whose model cannot be reached."""
+
+    async def run(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        raise ModelError("no model there")
+
+
+class Counts:
+    """An agent that takes one off, and cannot go on where it was."""
+
+    async def run(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        await bash("echo $(($(cat value.txt) - 1)) > value.txt")
+        return context.recorder.trajectory("one less")
 
 
 class Sleeps:

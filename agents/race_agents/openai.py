@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from race.chat import Chat, Message
 from race.errors import MachineError, SpecError
+from race.replies import Reply
 
 if TYPE_CHECKING:
     from race.agent import AgentContext, Trajectory
     from race.bash import Bash
-    from race.replies import Reply, ToolCall
+    from race.replies import ToolCall
     from race.task import Task
 
 PUBLIC_URL = "https://api.openai.com/v1"
@@ -145,9 +146,14 @@ class OpenAI:
         ]
         idle = 0
         async with self._chat(context) as chat:
+
+            async def ask() -> Reply:
+                return await chat.ask(messages, extra=self._fields(context), deadline=deadline)
+
             while True:
                 record.begin_step()
-                reply = await chat.ask(messages, extra=self._fields(context), deadline=deadline)
+                reply = await context.journal.once(ask, Reply)
+                chat.recall(reply)
                 record.spent(reply.usage)
                 if reply.text:
                     record.say(reply.text)
@@ -171,6 +177,10 @@ class OpenAI:
                         record.say(f"[{order.problem}]")
                     answer = order.problem or (await bash(order.command)).text
                     messages.append(Message("tool", answer, answers=order.call.id))
+
+    async def resume(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        """Go on with the conversation; the model is asked nothing that it has answered already."""
+        return await self.run(task, bash, context)
 
     def _chat(self, context: AgentContext) -> Chat:
         return Chat(

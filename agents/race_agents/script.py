@@ -62,6 +62,10 @@ class Script:
                 break
         return context.recorder.trajectory(_summary(results, len(self.options.commands)))
 
+    async def resume(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        """Go on with the next command."""
+        return await self.run(task, bash, context)
+
 
 def _summary(results: list[BashResult], planned: int) -> str:
     last = results[-1]

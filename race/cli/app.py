@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from race.cli import machine, races, sandboxes
+from race.cli import batches, fleets, machine, races, sandboxes
 from race.cli.running import INTERRUPTED, InterruptedRunError, status_of, tell
 from race.errors import RaceError
 
@@ -46,8 +46,10 @@ def _options(
 
 
 races.register(app)
+batches.register(app)
 machine.register(app)
 app.add_typer(sandboxes.app, name="sandbox")
+app.add_typer(fleets.app, name="fleet")
 
 
 def main() -> None:

@@ -30,6 +30,8 @@ def line(  # noqa: PLR0911 - one for each kind of event
             names = [wording.one_line(str(n)) for n in data.get("attempts", ())]
             attempts = f"{wording.count(len(names), 'attempt')} ({wording.listed(names)})"
             return f"race {wording.one_line(event.race)}: {attempts}"
+        case ("race", "resumed"):
+            return f"going on with race {wording.one_line(event.race)}"
         case ("race", "cancelling"):
             return "interrupted; cleaning up"
         case ("race", "ended"):
@@ -63,9 +65,11 @@ def _of_attempt(  # noqa: PLR0911 - likewise
     what: str, data: Mapping[str, Any], state: RaceState, name: str
 ) -> str | None:
     match what:
-        case "started":
+        case "started" | "resumed":
             who = " ".join(str(w) for w in (data.get("agent"), data.get("model")) if w)
-            return f"started ({wording.cut(who, WIDTH)})"
+            return f"{what} ({wording.cut(who, WIDTH)})"
+        case "retry":
+            return f"broke, and is started again: {wording.cut(str(data.get('reason', '')), WIDTH)}"
         case "command":
             return f"step {data.get('step', 0)} $ {wording.command(str(data.get('command', '')), WIDTH)}"
         case "result" if data.get("timed_out"):

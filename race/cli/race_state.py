@@ -92,7 +92,8 @@ class RaceState:
             self._base(what, event.data)
         elif scope == "finals":
             self._finals(what, event)
-        elif event.kind == "race.started":
+        elif event.kind in ("race.started", "race.resumed"):
+            self.phase = ""
             for name in event.data.get("attempts", ()):
                 self.attempts.setdefault(str(name), AttemptProgress(str(name)))
         elif event.kind == "race.cancelling":
@@ -127,8 +128,9 @@ class RaceState:
     def _attempt(self, attempt: AttemptProgress, what: str, event: Event) -> None:
         data = event.data
         match what:
-            case "started":
-                attempt.phase, attempt.state, attempt.began = "working", "starting", event.time
+            case "started" | "resumed":
+                attempt.phase, attempt.state = "working", "starting"
+                attempt.began = attempt.began or event.time
                 attempt.detail = " ".join(str(w) for w in (data.get("agent"), data.get("model")) if w)
             case "command" | "result":
                 attempt.step = int(data.get("step", attempt.step))

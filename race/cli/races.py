@@ -1,4 +1,4 @@
-"""Sub-commands about races: ``init run demo list show diff apply rm``."""
+"""Sub-commands about races: ``init run demo resume list show diff apply rm``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from rich.console import Console
 
 import race
+from race.cli.batches import apply_batch, show_batch
 from race.cli.progress import Progress
 from race.cli.report import listing, report, short_diff
 from race.cli.running import NO_WINNER, exiting, run_async, tell
@@ -20,6 +22,7 @@ from race.errors import SpecError
 from race.handoff import apply_to_branch, apply_to_tree, deltas
 from race.home import home
 from race.removal import delete_sandboxes
+from race.runner import OnEvent
 from race.spec import RaceSpec, load
 from race.starter import write
 from race.store import RaceRow, Store
@@ -37,10 +40,11 @@ def register(app: typer.Typer) -> None:
     app.command()(init)
     app.command("run")(exiting(run_race))
     app.command()(exiting(demo))
+    app.command("resume")(exiting(resume))
     app.command("list")(list_races)
     app.command()(exiting(show))
     app.command()(diff)
-    app.command()(apply)
+    app.command()(exiting(apply))
     app.command()(rm)
 
 
@@ -59,9 +63,40 @@ def run_race(
         bool, typer.Option("--fresh", help="Prepare the base anew even if it is cached.")
     ] = False,
     as_json: Json = False,
+    go_on: Annotated[
+        bool | None,
+        typer.Option(
+            "--resume/--new",
+            help="Go on with the last race of this file if it was interrupted, or begin a new one in any case; "
+            "default: ask on a terminal, else begin a new one.",
+        ),
+    ] = None,
 ) -> int:
     """Run a race."""
-    return _run(load(file), fresh=fresh, as_json=as_json)
+    spec = load(file)
+    left = _interrupted(spec)
+    if left is not None and go_on is None:
+        said = f"the race {left} of this file was interrupted"
+        if sys.stdin.isatty() and sys.stderr.isatty():
+            go_on = typer.confirm(f"{said}; go on with it?", default=True, err=True)
+        else:
+            tell(f"{said}; this is a new one ('race resume {left}' goes on with that)")
+    if left is not None and go_on:
+        return resume(left, as_json=as_json)
+    return _run(lambda on_event: race.run(spec, fresh=fresh, on_event=on_event), as_json=as_json)
+
+
+def resume(name: RaceName = "last", as_json: Json = False) -> int:
+    """Go on with a race that was interrupted: nothing that was finished is done again, or paid for again."""
+    return _run(lambda on_event: race.resume(name, on_event=on_event), as_json=as_json)
+
+
+def _interrupted(spec: RaceSpec) -> str | None:
+    """The last race of a file, if its process is gone and it has no verdict."""
+    store = Store(home())
+    rows = [r for r in store.races(parent="") if r.file == str(spec.path)]
+    store.close()
+    return rows[-1].id if rows and rows[-1].status == "interrupted" else None
 
 
 def demo(
@@ -74,7 +109,8 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="race-demo-") as temporary:
         folder = Path(temporary) / "primes"
         shutil.copytree(_demo_folder(), folder, ignore=shutil.ignore_patterns("__pycache__"))
-        return _run(load(folder / "demo.toml"), fresh=fresh, as_json=as_json)
+        spec = load(folder / "demo.toml")
+        return _run(lambda on_event: race.run(spec, fresh=fresh, on_event=on_event), as_json=as_json)
 
 
 def _demo_folder() -> Path:
@@ -85,12 +121,12 @@ def _demo_folder() -> Path:
     raise SpecError("this installation lacks the demo; install forkrace again")
 
 
-def _run(spec: RaceSpec, *, fresh: bool, as_json: bool) -> int:
+def _run(race_it: Callable[[OnEvent], Awaitable[Verdict]], *, as_json: bool) -> int:
     console = Console(stderr=as_json)
     with Progress(Console(stderr=True)) as show_event:
 
         async def work() -> Verdict:
-            return await race.run(spec, fresh=fresh, on_event=show_event)
+            return await race_it(show_event)
 
         verdict = run_async(work)
     if as_json:
@@ -126,7 +162,9 @@ def _row_data(row: RaceRow) -> dict[str, Any]:
 
 
 def show(name: RaceName = "last", as_json: Json = False) -> int:
-    """Show what came of a race."""
+    """Show what came of a race, or of a batch."""
+    if name != "last" and (status := show_batch(name, as_json=as_json)) is not None:
+        return status
     verdict = _verdict(name)
     if as_json:
         sys.stdout.write(verdict.model_dump_json(indent=2) + "\n")
@@ -162,8 +200,18 @@ def apply(
             "--branch", help="Put it as a commit onto a new branch, and leave the working tree alone."
         ),
     ] = "",
-) -> None:
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Of a batch: put each winner onto a new branch of its own repository. --branch is what the branches' "
+            "names begin with, and --to a folder for clones of the projects that are git URLs.",
+        ),
+    ] = False,
+) -> int:
     """Put what an attempt changed into a working tree, or onto a new branch."""
+    if every:
+        return apply_batch(name, prefix=branch, to=to)
     store = Store(home())
     row = store.race(name)
     chosen = _attempt(_ended(row), attempt)
@@ -176,10 +224,11 @@ def apply(
     if branch:
         commit = apply_to_branch(folder, branch, changes, _message(row, chosen))
         typer.echo(f"branch {branch} in {folder}: {commit[:12]}, {len(changes)} files")
-        return
+        return 0
     for path in apply_to_tree(folder, changes):
         typer.echo(path)
     tell(f"applied {chosen.name} of {row.id} to {folder}")
+    return 0
 
 
 def _project_of(row: RaceRow) -> Path:
@@ -217,7 +266,7 @@ def _verdict(name: str) -> Verdict:
 
 def _ended(row: RaceRow) -> Verdict:
     if row.verdict is None:
-        how = "is still running" if row.alive else "was interrupted and has no verdict"
+        how = "is still running" if row.alive else f"was interrupted; 'race resume {row.id}' goes on with it"
         raise SpecError(f"{row.id} {how}")
     return row.verdict
 

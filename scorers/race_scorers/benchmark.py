@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from race.claims import unseen
+from race.commandline import Program, recognised
 from race.errors import Rejected
-from race.scoring import Replay, Sample, ScoreContext, scoring_seed, wait_share
+from race.hidden import HiddenFiles, hidden_entries
+from race.scoring import Replay, Sample, ScoreContext, must_have_worked, scoring_seed, wait_share
 from race.submission import printable
+from race.witness import Seen, witnessed
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _LONGEST = 64
@@ -31,6 +36,14 @@ class BenchmarkOptions(BaseModel):
     """Seconds that one run may take."""
     env: dict[str, str] = Field(default_factory=dict)
     """Added to its environment."""
+    hidden: HiddenFiles = ()
+    """Files or folders, relative to the race file, that are put into the project for this scorer only."""
+    witness: bool = True
+    """Whether a Python program is run under a witness, which sees whether it reaches its end and whether the code under
+    test replaces the clock."""
+    outside: bool = True
+    """Whether a time that the command prints has to agree with what the whole process was seen to save. Set it to false
+    for a benchmark that repeats its work until a fixed time has passed."""
 
 
 class Benchmark:
@@ -43,6 +56,7 @@ class Benchmark:
 
     def __init__(self, options: BenchmarkOptions) -> None:
         self._options = options
+        self._program = _script(options)
 
     @property
     def unit(self) -> str:
@@ -57,10 +71,46 @@ class Benchmark:
     async def measure(self, replay: Replay, context: ScoreContext) -> Sample:
         """Run the command once."""
         options = self._options
+        if options.hidden:
+            await replay.sandbox.write(hidden_entries(options.hidden, replay.task.workdir))
         env = {**scoring_seed(context), **options.env}
-        done = await replay.must_run(options.run, timeout=options.timeout, env=env)
+        base = context.baseline if isinstance(context.baseline, Sample) else None
+        if self._program is None:
+            done = await replay.must_run(options.run, timeout=options.timeout, env=env)
+            replaced: list[str] = []
+        else:
+            done, seen = await witnessed(replay, self._program, timeout=options.timeout, env=env)
+            must_have_worked(done, options.run, options.timeout)
+            replaced = list(seen.replaced)
+            _check(seen, replay, base, options.run)
         value = one_number(done.stdout, options.run)
-        return Sample(value, wait_share(done), done.seconds)
+        sample = Sample(
+            value, wait_share(done), done.seconds, done.usage.cpu_seconds, {"replaced": json.dumps(replaced)}
+        )
+        compared = options.outside and options.goal == "min" and not replay.is_base
+        if compared and base is not None and (problem := unseen(sample, base, options.unit)):
+            raise Rejected(problem)
+        return sample
+
+
+def _check(seen: Seen, replay: Replay, base: Sample | None, command: str) -> None:
+    """Refuse a run that was ended by, or whose clock was replaced by, the code under test."""
+    if seen.status is None:
+        raise Rejected(f"{command!r} did not come to its end: something ended the process with exit status 0")
+    root = replay.task.workdir + "/"
+    changed = {c.path.decode("utf-8", "surrogateescape") for c in replay.submission.changes}
+    if seen.left.startswith(root) and seen.left.removeprefix(root) in changed:
+        place = printable(seen.left.removeprefix(root))
+        raise Rejected(f"{command!r} did not come to its end: {place} ended it")
+    known: list[str] = json.loads(base.details.get("replaced", "[]")) if base is not None else []
+    new = [printable(n) for n in seen.replaced if n not in known]
+    if new and not replay.is_base:
+        raise Rejected(f"the code under test replaced {', '.join(new[:3])}")
+
+
+def _script(options: BenchmarkOptions) -> Program | None:
+    program = recognised(options.run) if options.witness else None
+    return program if program is not None and program.kind == "script" else None
 
 
 def one_number(output: bytes, command: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 
+from race.policy import refused
 from race.project import matching
 from race.sandbox import Link
 from race.scoring import Replay, Score, ScoreContext
@@ -15,7 +16,8 @@ SHOWN = 5
 
 
 class Integrity:
-    """A gate: protected files are byte-identical, only editable paths changed, links stay inside the project.
+    """A gate: protected files are byte-identical, only editable paths changed, links stay inside the project, and
+    nothing is handed in that acts without being called or that nobody could read; see `race.policy`.
 
     It runs nothing: what changed was read from outside the fork, as bytes.
     """
@@ -24,6 +26,7 @@ class Integrity:
         """Judge the submission's paths, modes and links."""
         del context
         found = violations(replay.submission, replay.task)
+        found += refused(replay)
         if not found:
             return Score(passed=True)
         more = f" (and {len(found) - SHOWN} more)" if len(found) > SHOWN else ""
