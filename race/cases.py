@@ -42,9 +42,8 @@ class Cases:
             raise ValueError(f"{path} cannot be run: {type(e).__name__}: {e}") from e
         for name in ("inputs", "reference"):
             if not callable(names.get(name)):
-                raise ValueError(
-                    f"{path} must define inputs(rng) and reference(*arguments); it has no {name}"
-                )
+                message = f"{path} must define inputs(rng) and reference(*arguments); it has no {name}"
+                raise ValueError(message)  # noqa: TRY004 - as pydantic wants it
         self._inputs = cast("Callable[[random.Random], Sequence[Sequence[Any]]]", names["inputs"])
         self._reference = cast("Callable[..., Any]", names["reference"])
         self._last: tuple[int, list[Case]] | None = None
