@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import git
-from gitdb import IStream
+from gitdb import GitDB, IStream
 
 IDENTITY = {
     "GIT_AUTHOR_NAME": "race",
@@ -190,17 +190,18 @@ class ProjectRepository:
                 if entry is not None or name not in place:
                     place[name] = entry
         root = self._git.run("rev-parse", "--verify", tree).decode().strip()
-        return self._rewritten(bytes.fromhex(root), nested).hex()
+        # A reader of its own: that of a Repo talks to one process of git, and attempts hand in side by side.
+        return self._rewritten(GitDB(str(self.path / "objects")), bytes.fromhex(root), nested).hex()
 
-    def _rewritten(self, tree: bytes | None, changes: Mapping[bytes, _Node]) -> bytes:
-        items = self._items(tree) if tree is not None else {}
+    def _rewritten(self, db: GitDB, tree: bytes | None, changes: Mapping[bytes, _Node]) -> bytes:
+        items = _items(db, tree) if tree is not None else {}
         for name, change in changes.items():
             old = items.pop(name, None)
             if isinstance(change, TreeEntry):
                 items[name] = change.mode.encode(), bytes.fromhex(change.blob)
             elif change is not None:
                 below = old[1] if old is not None and old[0] == _TREE else None
-                new = self._rewritten(below, change)
+                new = self._rewritten(db, below, change)
                 if new != _EMPTY_TREE:
                     items[name] = _TREE, new
         # git sorts folders as if their names ended in a slash
@@ -208,18 +209,6 @@ class ProjectRepository:
         content = b"".join(mode + b" " + name + b"\0" + sha for name, (mode, sha) in ordered)
         stored: bytes = self._repo.odb.store(IStream("tree", len(content), io.BytesIO(content))).binsha
         return stored
-
-    def _items(self, tree: bytes) -> dict[bytes, tuple[bytes, bytes]]:
-        """Mode and object name of what is in a folder, by name."""
-        content: bytes = self._repo.odb.stream(tree).read()
-        items: dict[bytes, tuple[bytes, bytes]] = {}
-        at = 0
-        while at < len(content):
-            space = content.index(b" ", at)
-            end = content.index(b"\0", space)
-            items[content[space + 1 : end]] = content[at:space], content[end + 1 : end + 21]
-            at = end + 21
-        return items
 
     def entries(self, tree: str = "refs/heads/main") -> dict[bytes, TreeEntry]:
         """All paths of a tree."""
@@ -295,3 +284,16 @@ class ProjectRepository:
         # convert line ends would show untouched files as modified.
         (target / "info").mkdir(exist_ok=True)
         (target / "info" / "attributes").write_text("* -text -filter -ident -working-tree-encoding\n")
+
+
+def _items(db: GitDB, tree: bytes) -> dict[bytes, tuple[bytes, bytes]]:
+    """Mode and object name of what is in a folder, by name."""
+    content: bytes = db.stream(tree).read()
+    items: dict[bytes, tuple[bytes, bytes]] = {}
+    at = 0
+    while at < len(content):
+        space = content.index(b" ", at)
+        end = content.index(b"\0", space)
+        items[content[space + 1 : end]] = content[at:space], content[end + 1 : end + 21]
+        at = end + 21
+    return items
