@@ -40,10 +40,10 @@ from race.sandbox import (
     Terminal,
     Usage,
 )
-from race.scoring import Gate, Metric, Replay, Sample, Score, ScoreContext
+from race.scoring import Calibrated, Gate, Metric, Replay, Sample, Score, ScoreContext
 from race.spec import RaceSpec, load
 from race.store import Event, Store
-from race.submission import Package, PathChange, Submission
+from race.submission import MachineReport, Package, PathChange, Submission
 from race.task import Task
 from race.verdict import AttemptVerdict, Verdict
 
@@ -55,6 +55,7 @@ __all__ = [
     "AttemptVerdict",
     "Bash",
     "BashResult",
+    "Calibrated",
     "Capabilities",
     "Change",
     "ChecksFirst",
@@ -69,6 +70,7 @@ __all__ = [
     "Limits",
     "Link",
     "MachineError",
+    "MachineReport",
     "Metric",
     "ModelError",
     "Package",

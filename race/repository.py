@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import git
-from gitdb import GitDB, IStream
+from gitdb import GitDB, IStream, LooseObjectDB
 
 IDENTITY = {
     "GIT_AUTHOR_NAME": "race",
@@ -118,7 +118,7 @@ class ProjectRepository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._repo = git.Repo(path)
+        self._objects: Any = LooseObjectDB(str(path / "objects"))
         self._git = BareGit(str(path))
 
     @classmethod
@@ -131,7 +131,7 @@ class ProjectRepository:
     def store(self, content: bytes) -> str:
         """Keep content and return its object name."""
         stream = IStream("blob", len(content), io.BytesIO(content))
-        binsha: bytes = self._repo.odb.store(stream).binsha
+        binsha: bytes = self._objects.store(stream).binsha
         return binsha.hex()
 
     def store_files(self, paths: list[bytes]) -> list[str]:
@@ -193,7 +193,7 @@ class ProjectRepository:
         # A reader of its own: that of a Repo talks to one process of git, and attempts hand in side by side.
         return self._rewritten(GitDB(str(self.path / "objects")), bytes.fromhex(root), nested).hex()
 
-    def _rewritten(self, db: GitDB, tree: bytes | None, changes: Mapping[bytes, _Node]) -> bytes:
+    def _rewritten(self, db: Any, tree: bytes | None, changes: Mapping[bytes, _Node]) -> bytes:
         items = _items(db, tree) if tree is not None else {}
         for name, change in changes.items():
             old = items.pop(name, None)
@@ -207,7 +207,7 @@ class ProjectRepository:
         # git sorts folders as if their names ended in a slash
         ordered = sorted(items.items(), key=lambda i: i[0] + (b"/" if i[1][0] == _TREE else b""))
         content = b"".join(mode + b" " + name + b"\0" + sha for name, (mode, sha) in ordered)
-        stored: bytes = self._repo.odb.store(IStream("tree", len(content), io.BytesIO(content))).binsha
+        stored: bytes = self._objects.store(IStream("tree", len(content), io.BytesIO(content))).binsha
         return stored
 
     def entries(self, tree: str = "refs/heads/main") -> dict[bytes, TreeEntry]:
@@ -286,7 +286,7 @@ class ProjectRepository:
         (target / "info" / "attributes").write_text("* -text -filter -ident -working-tree-encoding\n")
 
 
-def _items(db: GitDB, tree: bytes) -> dict[bytes, tuple[bytes, bytes]]:
+def _items(db: Any, tree: bytes) -> dict[bytes, tuple[bytes, bytes]]:
     """Mode and object name of what is in a folder, by name."""
     content: bytes = db.stream(tree).read()
     items: dict[bytes, tuple[bytes, bytes]] = {}

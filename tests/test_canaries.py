@@ -96,7 +96,9 @@ async def test_no_planted_program_runs_outside(tmp_path: Path, home: Path) -> No
     sandboxes = provider("local", home, "test")
     try:
         kept = await sandboxes.get(verdict.attempts[0].sandbox or "")
-        look = await kept.exec("ls /usr/local/bin/git ~/.bashrc ~/.gitconfig; cat ~/.bashrc; ls .git/hooks", cwd="/app")
+        look = await kept.exec(
+            "ls /usr/local/bin/git ~/.bashrc ~/.gitconfig; cat ~/.bashrc; ls .git/hooks", cwd="/app"
+        )
         assert b"planted" not in look.stdout
         assert b"/usr/local/bin/git\n" not in look.stdout
         assert b"post-checkout" not in look.stdout

@@ -60,8 +60,9 @@ class Function:
 
     Every sample is a fresh process in a fresh replay, which gets each input once. The clock, the right answers and the
     seed are outside of the sandbox: the clock stops when all answers have been printed and the process has ended. The
-    shortest time of the same process without a call, in which no code of the submission runs, is taken off; give inputs
-    that keep the base busy for several times as long, about a tenth of a second. An answer of another type or value than the reference's, in any sample, makes the attempt ineligible.
+    shortest time of the same process without a call, in which no code of the submission runs, is taken off; give
+    inputs that keep the base busy for several times as long, such as a tenth of a second. An answer of another type or
+    value than the reference's, in any sample, makes the attempt ineligible.
     """
 
     Options = FunctionOptions

@@ -41,7 +41,10 @@ async def test_a_refusal_turns_an_attempt_away_with_its_reason(tmp_path: Path, h
 
 async def test_no_answer_makes_anything_better(tmp_path: Path, home: Path) -> None:
     project(tmp_path)
-    entries = [script("honest", "echo 50 > value.txt"), script("broken", "echo 1 > value.txt; echo no > status.txt")]
+    entries = [
+        script("honest", "echo 50 > value.txt"),
+        script("broken", "echo 1 > value.txt; echo no > status.txt"),
+    ]
     async with ScriptedModel({"kind": Script(final=ACCEPTS)}) as server:
         verdict = await run(home, spec(tmp_path, entries, scorers=judged(server, "kind")))
         assert server.count("kind") == 3
@@ -82,7 +85,10 @@ async def test_a_model_that_obeys_or_quotes_the_patch_counts_for_nothing(tmp_pat
 
 async def test_what_cannot_be_reviewed_is_said_to_be_so(tmp_path: Path, home: Path) -> None:
     project(tmp_path)
-    entries = [script("long", "seq 3000 > notes.txt; echo 50 > value.txt"), script("short", "echo 60 > value.txt")]
+    entries = [
+        script("long", "seq 3000 > notes.txt; echo 50 > value.txt"),
+        script("short", "echo 60 > value.txt"),
+    ]
     async with ScriptedModel() as server:
         url = server.url
         made = spec(tmp_path, entries, scorers=judged(server, "nobody-knows-it", characters=1000))

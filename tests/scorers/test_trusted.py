@@ -39,7 +39,17 @@ def test_python_programs_are_recognised(command: str, kind: str, argv: tuple[str
 
 
 @pytest.mark.parametrize(
-    "command", ["make test", "python a.py | tail", "cd x && pytest", "python -c 1", "python", "cargo test", "sh -c 'a", ""]
+    "command",
+    [
+        "make test",
+        "python a.py | tail",
+        "cd x && pytest",
+        "python -c 1",
+        "python",
+        "cargo test",
+        "sh -c 'a",
+        "",
+    ],
 )
 def test_the_rest_is_left_to_the_shell(command: str) -> None:
     assert recognised(command) is None
@@ -98,7 +108,19 @@ class Equal(int):
 
 
 @pytest.mark.parametrize(
-    "value", [None, True, 7, -(10**40), 0.1, float("inf"), "x\ud800", b"\xff", [1, (2.0, {3})], {"a": [1], 2: frozenset({1})}]
+    "value",
+    [
+        None,
+        True,
+        7,
+        -(10**40),
+        0.1,
+        float("inf"),
+        "x\ud800",
+        b"\xff",
+        [1, (2.0, {3})],
+        {"a": [1], 2: frozenset({1})},
+    ],
 )
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
     back = unpacked(json.loads(json.dumps(packed(value))))
@@ -124,7 +146,8 @@ def test_what_is_no_plain_value_equals_nothing() -> None:
     ("path", "settled"),
     [
         (b"conftest.py", True), (b"a/conftest.py", True), (b"pyproject.toml", True), (b"test_a.py", True),
-        (b"tests/data/x.json", True), (b"a_test.py", True), (b"a.py", False), (b"testing.py", False), (b"latest/a.py", False),
+        (b"tests/data/x.json", True), (b"a_test.py", True), (b"a.py", False), (b"testing.py", False),
+        (b"latest/a.py", False),
         (b"known.json", True),
     ],
 )  # fmt: skip
@@ -148,7 +171,10 @@ async def test_a_function_is_measured_from_outside(tmp_path: Path, home: Path) -
         script("fast", "printf 'def f(n):\\n    n *= 5000\\n    return n * (n - 1) // 2\\n' > f.py"),
         script("wrong", "printf 'def f(n):\\n    return 19900\\n' > f.py"),
         script("type", "printf 'def f(n):\\n    n *= 5000\\n    return n * (n - 1) / 2\\n' > f.py"),
-        script("clock", "printf 'import time\\ntime.perf_counter = time.time = lambda: 0\\n' | cat - f.py > g; mv g f.py"),
+        script(
+            "clock",
+            "printf 'import time\\ntime.perf_counter = time.time = lambda: 0\\n' | cat - f.py > g; mv g f.py",
+        ),
     ]
     made = spec(tmp_path, entries, scorers=scorers, finals={"max_rounds": 3})
     verdict = await run(home, made)
@@ -164,7 +190,9 @@ async def test_a_function_is_measured_from_outside(tmp_path: Path, home: Path) -
 
 async def test_hidden_files_must_be_hidden(tmp_path: Path, home: Path) -> None:
     scorers = function_project(tmp_path, "project/cases.py")
-    with pytest.raises(SpecError, match=r"scorers\[2\]\.cases.*lies in the project, where every agent sees it"):
+    with pytest.raises(
+        SpecError, match=r"scorers\[2\]\.cases.*lies in the project, where every agent sees it"
+    ):
         await run(home, spec(tmp_path, [script("a", "true")], scorers=scorers))
     scorers[0]["cases"] = "gone.py"
     with pytest.raises(SpecError, match="is not there"):
