@@ -129,6 +129,10 @@ def open_store(home: Path) -> Iterator[Store]:
 
 async def run_in(store: Store, spec: RaceSpec, terms: Terms, on_event: OnEvent | None = None) -> Verdict:
     """As `run`, with a store that is open."""
+    if spec.rounds > 1:
+        from race.rounds import run_rounds  # noqa: PLC0415 - made of the races of this module
+
+        return await run_rounds(store, spec, terms, on_event)
     plugins = assemble(spec, store.home, terms.provider)
     race = _Race(spec, plugins, store, terms, on_event)
     store.begin(race.id, spec.task.name, str(spec.path), spec=spec.model_dump_json(), parent=terms.parent)
@@ -139,6 +143,10 @@ async def resume_in(store: Store, name: str, terms: Terms, on_event: OnEvent | N
     """As `resume`, with a store that is open."""
     row = store.race(name)
     spec = RaceSpec.model_validate_json(row.spec) if row.spec else load(row.file)
+    if spec.rounds > 1:
+        from race.rounds import resume_rounds  # noqa: PLC0415 - likewise
+
+        return await resume_rounds(store, row.id, terms, on_event)
     plugins = assemble(spec, store.home, terms.provider)
     race = _Race(spec, plugins, store, replace(terms, race=row.id), on_event)
     store.claim(row.id)
