@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from race.store import StoreError
 
 
 @contextmanager
-def storing(folder: Path) -> Iterator[None]:
+def storing(folder: Path) -> Generator[None, None, None]:
     """Say of a file that cannot be written what it means: what is written before is whole, and can be gone on from.
 
     Raises:

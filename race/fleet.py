@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,7 +126,7 @@ class Fleet:
         spec: FleetSpec | None = None,
         defaults: Sequence[Mapping[str, Any]] = (),
         home: Path | None = None,
-    ) -> AsyncIterator[Fleet]:
+    ) -> AsyncGenerator[Fleet, None]:
         """Make a fleet. It lives on when the block ends.
 
         Args:
@@ -158,7 +158,7 @@ class Fleet:
 
     @classmethod
     @asynccontextmanager
-    async def attach(cls, name: str, *, home: Path | None = None) -> AsyncIterator[Fleet]:
+    async def attach(cls, name: str, *, home: Path | None = None) -> AsyncGenerator[Fleet, None]:
         """Take up a fleet that any process has made.
 
         Raises:
@@ -442,7 +442,7 @@ def fleets(home: Path | None = None) -> list[tuple[str, FleetSpec, int]]:
 
 
 @asynccontextmanager
-async def _opened(home: Path | None, spec: FleetSpec) -> AsyncIterator[tuple[Store, SandboxProvider]]:
+async def _opened(home: Path | None, spec: FleetSpec) -> AsyncGenerator[tuple[Store, SandboxProvider], None]:
     home = home or default_home()
     store = Store(home)
     provider = make_provider(spec.sandbox, home, "the fleet's sandbox")

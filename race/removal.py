@@ -188,7 +188,7 @@ def _clean_base(folder: Path, sandboxes: AbstractSet[str]) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
         return [f"files of the base {folder.name}"]
     # A race that began with an earlier one may still be at work in its forks.
-    used = {record.get("files")} | {
+    used: set[str] = {str(record.get("files"))} | {
         s.rpartition("-")[2] for s in sandboxes if s.startswith(f"base-{folder.name}-")
     }
     old = [g for g in folder.iterdir() if g.is_dir() and g.name not in used]

@@ -174,7 +174,8 @@ def _compose(store: Store, race: str, won: Sequence[Verdict]) -> tuple[tuple[str
     for verdict in won:
         source = store.folder(verdict.race)
         kept = ProjectRepository(source / "objects.git") if (source / "objects.git").is_dir() else None
-        for change in json.loads((source / f"{verdict.winner}.changes.json").read_text()):
+        made: list[dict[str, str]] = json.loads((source / f"{verdict.winner}.changes.json").read_text())
+        for change in made:
             for mode, blob in (("old_mode", "old_blob"), ("new_mode", "new_blob")):
                 if change[mode] != _GONE and kept is not None:
                     objects.store(kept.content(change[blob]))

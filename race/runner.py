@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
@@ -117,7 +117,7 @@ async def resume(race: str, *, on_event: OnEvent | None = None, home: Path | Non
 
 
 @contextmanager
-def open_store(home: Path) -> Iterator[Store]:
+def open_store(home: Path) -> Generator[Store, None, None]:
     """The store of a state folder, with its leases renewed, until the block ends."""
     store = Store(home)
     try:
@@ -269,8 +269,15 @@ class _Race:
             return course
         self.base_metrics = await measure_base(course, self.plugins.metrics)
         metrics = {k: v.model_dump() for k, v in self.base_metrics.items()}
-        known = {"key": base.key, "workdir": base.workdir, "commit": base.commit}
-        self.emit("base.ready", sandbox=base.sandbox, cached=base.cached, metrics=metrics, **known)
+        self.emit(
+            "base.ready",
+            sandbox=base.sandbox,
+            cached=base.cached,
+            metrics=metrics,
+            key=base.key,
+            workdir=base.workdir,
+            commit=base.commit,
+        )
         return course
 
     async def _base(self, past: RaceHistory) -> Base:
@@ -405,5 +412,6 @@ def _lost_store(error: BaseException) -> StoreError | None:
     if isinstance(error, StoreError):
         return error
     if isinstance(error, BaseExceptionGroup):
-        return next((e for inner in error.exceptions if (e := _lost_store(inner)) is not None), None)
+        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return next((lost for e in inner if (lost := _lost_store(e)) is not None), None)
     return None

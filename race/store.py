@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -301,7 +301,7 @@ class Store:
             raise MachineError(f"the folder {self.folder(race)} cannot be made: {e.strerror}") from e
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self) -> Generator[None, None, None]:
         with self._lock:
             try:
                 yield
@@ -311,7 +311,7 @@ class Store:
                 ) from e
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Generator[sqlite3.Connection, None, None]:
         """All or nothing, and alone: no other process writes in between.
 
         Raises:

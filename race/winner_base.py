@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +82,7 @@ def find_winner(spec: RaceSpec, home: Path) -> Winner | None:
 
 
 @contextmanager
-def materialized(winner: Winner) -> Iterator[Project]:
+def materialized(winner: Winner) -> Generator[Project, None, None]:
     """The project with a winner's change in it, as files that exist until the block ends."""
     base = ProjectRepository(winner.repository)
     found = {p: (e.mode, base.content(e.blob)) for p, e in base.entries().items()}
