@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import anyio
@@ -83,6 +85,11 @@ def test_an_interrupted_race_is_named_and_its_forks_can_be_collected(shell: Shel
     status, out, err = shell.run("resume", "last", "--json")
     assert status == 0, err
     assert "its fork was gone" in out
+    watched = [json.loads(line) for line in shell.run("watch", "last", "--json")[1].splitlines()]
+    store = Store(shell.home)
+    assert watched == [asdict(e) for e in store.events(store.race("last").id)]
+    store.close()
+    assert "honest" in shell.run("watch")[1]
     status, _, err = shell.run("resume")
     assert status == 2
     assert "has ended (won); there is nothing to go on with" in err
