@@ -31,7 +31,8 @@ def unseen(claimed: Sample, base: Sample, unit: str) -> str:
     """
     if unit not in SECONDS or not (base.seconds and claimed.seconds):
         return ""
-    saving = (base.value - claimed.value) * SECONDS[unit]
+    # What a program prints on a busy machine includes its waiting for a processor, which nobody can save.
+    saving = (base.value * (1 - base.wait) - claimed.value * (1 - claimed.wait)) * SECONDS[unit]
     by_wall = base.seconds * (1 - base.wait) - claimed.seconds * (1 - claimed.wait)
     by_cpu = base.cpu - claimed.cpu if base.cpu and claimed.cpu else by_wall
     seen = max(by_wall, by_cpu)

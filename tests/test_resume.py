@@ -44,7 +44,7 @@ def check(alone: Killed, killed: Killed, left: list[str]) -> None:
     assert bool(said) == bool(killed.repeats)
     winner = killed.verdict.attempt(killed.verdict.winner or "")
     assert winner is not None
-    assert left == [winner.sandbox]
+    assert [name for name in left if not name.startswith("trial-")] == [winner.sandbox]
 
 
 async def sandboxes(home: Path) -> list[str]:
@@ -93,7 +93,7 @@ def test_killed_at_random_moments(tmp_path: Path, home: Path) -> None:
         total += killed.kills
         repeats += killed.repeats
         phases += killed.phases
-    print(f"{total} kills, {repeats} calls repeated, at {dict(phases)}")
+    print(f"{total} kills, {repeats} calls repeated, at {dict(phases)}")  # noqa: T201 - what was seen
 
 
 def test_a_process_that_was_taken_for_dead_writes_nothing_more(tmp_path: Path, home: Path) -> None:

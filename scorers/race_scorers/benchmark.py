@@ -9,16 +9,19 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from race.claims import unseen
+from race.claims import SECONDS, unseen
 from race.commandline import Program, recognised
 from race.errors import Rejected
 from race.hidden import HiddenFiles, hidden_entries
+from race.sandbox import ExecResult
 from race.scoring import Replay, Sample, ScoreContext, must_have_worked, scoring_seed, wait_share
 from race.submission import printable
 from race.witness import Seen, witnessed
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _LONGEST = 64
+_LEAST_PART = 0.5
+_MOST_PART = 1.05
 
 
 class BenchmarkOptions(BaseModel):
@@ -73,8 +76,19 @@ class Benchmark:
         options = self._options
         if options.hidden:
             await replay.sandbox.write(hidden_entries(options.hidden, replay.task.workdir))
-        env = {**scoring_seed(context), **options.env}
         base = context.baseline if isinstance(context.baseline, Sample) else None
+        sample = await self._run(replay, context, base)
+        compared = options.outside and options.goal == "min" and not replay.is_base and base is not None
+        if compared and base is not None and unseen(sample, base, options.unit):
+            # A machine that was busy for a moment can make an honest claim look unseen; a false one stays so.
+            sample = await self._run(replay, context, base)
+            if problem := unseen(sample, base, options.unit):
+                raise Rejected(problem)
+        return sample
+
+    async def _run(self, replay: Replay, context: ScoreContext, base: Sample | None) -> Sample:
+        options = self._options
+        env = {**scoring_seed(context), **options.env}
         if self._program is None:
             done = await replay.must_run(options.run, timeout=options.timeout, env=env)
             replaced: list[str] = []
@@ -84,13 +98,18 @@ class Benchmark:
             replaced = list(seen.replaced)
             _check(seen, replay, base, options.run)
         value = one_number(done.stdout, options.run)
-        sample = Sample(
-            value, wait_share(done), done.seconds, done.usage.cpu_seconds, {"replaced": json.dumps(replaced)}
-        )
-        compared = options.outside and options.goal == "min" and not replay.is_base
-        if compared and base is not None and (problem := unseen(sample, base, options.unit)):
-            raise Rejected(problem)
-        return sample
+        details = {"replaced": json.dumps(replaced)}
+        return Sample(value, _wait(value, options.unit, done), done.seconds, done.usage.cpu_seconds, details)
+
+
+def _wait(value: float, unit: str, done: ExecResult) -> float:
+    """The wait to take out of a value: that of the whole process, if the value is about the time of the whole process.
+
+    Of a part of a process nobody knows how much of the waiting fell into it.
+    """
+    if unit in SECONDS and not _LEAST_PART <= value * SECONDS[unit] / done.seconds <= _MOST_PART:
+        return 0.0
+    return wait_share(done)
 
 
 def _check(seen: Seen, replay: Replay, base: Sample | None, command: str) -> None:
