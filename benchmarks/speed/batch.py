@@ -6,8 +6,8 @@ Each of two entries asks a scripted model on loopback three times a task, and wa
 waiting alone, divided by how many agents work at once. Everything else, forks, commands, submissions, replays, the
 tests and the store, is overhead; what of it fits into the waiting costs no wall time.
 
-Seen on two processors that others kept busy (load average 16): 400 attempts, 20 at once, 8 s for each answer: 531 s,
-1.11 times the ideal 480 s; 0.14 s of processor time of the orchestrator for each attempt; 58 MB before it began,
+Seen on two processors that others kept busy (load average 16): 400 attempts, 20 at once, 8 s for each answer took
+531 s, 1.11 times the ideal 480 s; 0.14 s of processor time of the orchestrator for each attempt; 58 MB before it began,
 138 MB at most, 11 kB more for each attempt once all places were taken.
 """
 
