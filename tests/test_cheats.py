@@ -31,7 +31,7 @@ def test_a_case_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a reason belongs to"):
         load(tmp_path)
     (tmp_path / "a.toml").write_text('course = "values"\nwat = "x"\n')
-    with pytest.raises(ValueError, match="a.toml"):
+    with pytest.raises(ValueError, match=r"a\.toml"):
         load(tmp_path)
 
 
