@@ -176,7 +176,7 @@ async def test_a_function_is_measured_from_outside(tmp_path: Path, home: Path) -
             "printf 'import time\\ntime.perf_counter = time.time = lambda: 0\\n' | cat - f.py > g; mv g f.py",
         ),
     ]
-    made = spec(tmp_path, entries, scorers=scorers, finals={"max_rounds": 3})
+    made = spec(tmp_path, entries, scorers=scorers)
     verdict = await run(home, made)
     assert verdict.winner == "fast", [(a.name, a.reasons, a.metrics, a.speedup) for a in verdict.attempts]
     fast, wrong, kind, clock = verdict.attempts
