@@ -10,11 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from race.bash import Bash, BashResult, encodable
 from race.errors import LimitReached
 from race.task import Task
+
+if TYPE_CHECKING:
+    from race.gateway import GatewayAccount
 
 Outcome: TypeAlias = Literal["done", "steps", "time", "budget", "refused"]
 """``"done"``: the agent said so itself. ``"refused"``: the model declined. Else the limit that ended it."""
@@ -197,6 +200,7 @@ class AgentContext:
         seed: differs from attempt to attempt; the same attempt of the same race file has the same.
         time_limit: seconds that the attempt has; the framework ends it then, whatever the agent does.
         recorder: see `Recorder`.
+        account: the attempt's account at the race's gateway, the way to models; see `race.gateway`.
     """
 
     attempt: str
@@ -205,6 +209,18 @@ class AgentContext:
     seed: int
     time_limit: float
     recorder: Recorder
+    account: GatewayAccount | None = None
+
+    @property
+    def models(self) -> GatewayAccount:
+        """The account, for an agent that cannot do without.
+
+        Raises:
+            RuntimeError: there is none; whoever runs an agent without a race has to open a gateway.
+        """
+        if self.account is None:
+            raise RuntimeError("this agent needs a gateway: AgentContext(..., account=gateway.account(...))")
+        return self.account
 
 
 @runtime_checkable

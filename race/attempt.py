@@ -18,7 +18,16 @@ from race.agent import Agent, AgentContext, Outcome, Recorder, Trajectory
 from race.base import Base
 from race.bash import Bash
 from race.capture import capture
-from race.errors import AgentError, AttemptError, LimitReached, Rejected, SandboxError, ScorerError
+from race.errors import (
+    AgentError,
+    AttemptError,
+    LimitReached,
+    ModelError,
+    Rejected,
+    SandboxError,
+    ScorerError,
+)
+from race.gateway import Account, Budget, Gateway
 from race.handoff import deposit
 from race.plugins import boundary
 from race.replay import ReplayImage, build, task_of
@@ -86,6 +95,7 @@ class Course:
         labels: for every sandbox of the race.
         emit: see `Emit`.
         on_spent: told when an attempt used tokens.
+        gateway: the way to models.
         deposits: lets one submission at a time be kept.
     """
 
@@ -99,6 +109,7 @@ class Course:
     labels: dict[str, str]
     emit: Emit
     on_spent: Callable[[], None]
+    gateway: Gateway
     deposits: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
 
@@ -151,10 +162,17 @@ async def _fork_and_work(course: Course, attempt: Attempt) -> None:
             "attempt.result", name, step=recorder.step, **asdict(r), usage=asdict(recorder.usage)
         ),
     )
-    context = AgentContext(
-        name, entry.model, entry.hint.strip(), attempt.number + 1, entry.time_limit, recorder
+    account = course.gateway.account(
+        name,
+        recorder,
+        budget=Budget(**entry.budget.model_dump()),
+        seed=attempt.number + 1,
+        deadline=anyio.current_time() + entry.time_limit,
     )
-    attempt.trajectory = await _work(course, attempt, bash, context)
+    context = AgentContext(
+        name, entry.model, entry.hint.strip(), attempt.number + 1, entry.time_limit, recorder, account
+    )
+    attempt.trajectory = await _work(course, attempt, bash, context, account.state)
     # Nothing of the agent goes on from here: what it left running can neither change what is handed in nor
     # disturb what is measured. Only a fork that is to be kept as it stands keeps its processes, held still.
     with anyio.CancelScope(shield=True):
@@ -170,8 +188,13 @@ async def _fork_and_work(course: Course, attempt: Attempt) -> None:
     )
 
 
-async def _work(course: Course, attempt: Attempt, bash: Bash, context: AgentContext) -> Trajectory:
-    """Let the agent work until it has done, or a limit ends it; both are outcomes, and the fork counts."""
+async def _work(
+    course: Course, attempt: Attempt, bash: Bash, context: AgentContext, account: Account
+) -> Trajectory:
+    """Let the agent work until it has done, or a limit ends it; both are outcomes, and the fork counts.
+
+    However an agent takes it that its account is closed, the reason for that is the reason for its end.
+    """
     limit = attempt.entry.time_limit
     recorder = context.recorder
     attempt.stop = attempt.stop or anyio.CancelScope()
@@ -184,11 +207,22 @@ async def _work(course: Course, attempt: Attempt, bash: Bash, context: AgentCont
             done: object = await attempt.agent.run(task_of(course.spec), bash, context)
             if not isinstance(done, Trajectory):
                 raise TypeError(f"run() returned {type(done).__name__}, not a Trajectory")
-            return done
+            if account.broken:
+                raise ModelError(account.broken)
+            if account.ended is None:
+                return done
+            raise account.ended
     except LimitReached as e:
         return recorder.trajectory(str(e), _outcome(e.limit))
+    except AttemptError:
+        if account.ended is not None:
+            return recorder.trajectory(str(account.ended), _outcome(account.ended.limit))
+        if account.broken:
+            raise ModelError(account.broken) from None
+        raise
     if timer.cancelled_caught:
-        return recorder.trajectory(f"ended by its time limit of {limit:g} s", "time")
+        waiting = f"; the model did not answer: {account.trouble}" if account.trouble else ""
+        return recorder.trajectory(f"ended by its time limit of {limit:g} s{waiting}", "time")
     return recorder.trajectory("ended because the budget of the race is spent", "budget")
 
 

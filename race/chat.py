@@ -24,6 +24,7 @@ from pydantic import JsonValue
 
 from race.bash import encodable
 from race.errors import LimitReached, ModelError
+from race.gateway.masking import Mask
 from race.replies import TOO_LONG, CallFailed, Reply, ToolCall, read_failure, read_reply
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 60.0
 """Seconds that the wait before a repeated call grows to, unless the server asks for more."""
 
-_SHORTEST_SECRET = (
-    8  # what is shorter ("none", "EMPTY") is no secret, and masking it would mangle ordinary words
-)
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -78,6 +76,7 @@ class Chat:
         base_url: of the server, with the version: ``https://api.openai.com/v1``.
         api_key: sent as a bearer token, and masked in all that goes in and comes out; empty if none is
             needed.
+        secrets: more that is masked.
         request_timeout: seconds for one call, from connecting to the last byte of the answer.
         max_retries: how many failed calls in a row are repeated.
         retry_wait: seconds before the first repeat; doubled from one to the next, up to `LONGEST_WAIT`.
@@ -92,6 +91,7 @@ class Chat:
         base_url: str,
         api_key: str,
         request_timeout: float = 600.0,
+        secrets: Sequence[str] = (),
         max_retries: int = 10,
         retry_wait: float = 1.0,
         rng: random.Random | None = None,
@@ -100,6 +100,7 @@ class Chat:
         self._model = model
         self._base_url = base_url
         self._key = api_key
+        self._mask = Mask([api_key, *secrets])
         self._timeout = request_timeout
         self._max_retries = max_retries
         self._retry_wait = retry_wait
@@ -210,9 +211,7 @@ class Chat:
         return self._masked(content.decode("utf-8", "replace")).encode()
 
     def _masked(self, text: str) -> str:
-        if len(self._key) < _SHORTEST_SECRET:
-            return text
-        return text.replace(self._key, "***").replace(self._key.replace("/", "\\/"), "***")
+        return self._mask.text(text)
 
 
 def _wire_call(call: ToolCall) -> JsonValue:

@@ -21,6 +21,7 @@ from race.base import prepare
 from race.conclusion import Conclusion, conclude
 from race.conclusion import verdict as make_verdict
 from race.errors import MachineError, RaceError, SandboxError
+from race.gateway import Budget, Gateway, Record, Source, Timeouts
 from race.home import home as default_home
 from race.measuring import Measured, measure_base, run_finals
 from race.sandbox import Sandbox
@@ -37,6 +38,7 @@ async def run(
     fresh: bool = False,
     on_event: OnEvent | None = None,
     home: Path | None = None,
+    replay: Source | None = None,
 ) -> Verdict:
     """Run a race to its end.
 
@@ -45,6 +47,7 @@ async def run(
         fresh: prepare the base anew even if it is cached.
         on_event: called with every event, in order, from the event loop.
         home: the state folder; default: ``$RACE_HOME``, or ``race/`` in the XDG state folder.
+        replay: answers of an earlier race of the same file: models are not asked, and no key is needed.
 
     Returns:
         The verdict. "No winner" is an ordinary one.
@@ -58,10 +61,10 @@ async def run(
     the cancellation on.
     """
     home = home or default_home()
-    plugins = assemble(spec, home)
+    plugins = assemble(spec, home, keyless=replay is not None)
     store = Store(home)
     try:
-        race = _Race(spec, plugins, store, on_event or (lambda _: None))
+        race = _Race(spec, plugins, store, on_event or (lambda _: None), replay)
         return await race.run(fresh=fresh)
     finally:
         with anyio.CancelScope(shield=True):
@@ -70,7 +73,9 @@ async def run(
 
 
 class _Race:
-    def __init__(self, spec: RaceSpec, plugins: Plugins, store: Store, on_event: OnEvent) -> None:
+    def __init__(
+        self, spec: RaceSpec, plugins: Plugins, store: Store, on_event: OnEvent, source: Source | None
+    ) -> None:
         self.spec = spec
         self.plugins = plugins
         self.store = store
@@ -81,6 +86,12 @@ class _Race:
         self.measured: Measured | None = None
         self.kept: Sandbox | None = None
         self.conclusion = Conclusion()
+        self.gateway = Gateway(
+            Budget(spec.budget.tokens, spec.budget.cost_usd, spec.budget.requests),
+            Timeouts(spec.gateway.request_timeout, spec.gateway.idle_timeout, spec.gateway.patience),
+            Record(store.folder(self.id) / "exchanges"),
+            source,
+        )
         self._on_event = on_event
         self._began = time.monotonic()
 
@@ -90,8 +101,9 @@ class _Race:
         status: RaceStatus = "failed"
         error = ""
         try:
-            course = await self._prepare(fresh=fresh)
-            await self._race(course)
+            async with self.gateway:
+                course = await self._prepare(fresh=fresh)
+                await self._race(course)
             await self._finals(course)
             status = "won" if self.conclusion.winner else "no_winner"
         except anyio.get_cancelled_exc_class():
@@ -136,6 +148,7 @@ class _Race:
             self.labels,
             self.emit,
             self._watch_budget,
+            self.gateway,
         )
         self.base_metrics = await measure_base(course, self.plugins.metrics)
         metrics = {k: v.model_dump() for k, v in self.base_metrics.items()}
@@ -153,12 +166,18 @@ class _Race:
                 group.start_soon(run_attempt, course, attempt)
 
     def _watch_budget(self) -> None:
-        """End every agent once the race has spent what it may."""
+        """End every agent once the race has spent what it may.
+
+        The gateway refuses by itself what comes after; this is for agents that are at something else, and for those
+        that do not use it.
+        """
         budget = self.spec.budget
         spent = add_usage(*(a.trajectory.usage for a in self.plugins.attempts))
         tokens = spent.input_tokens + spent.output_tokens
-        if (budget.tokens is not None and tokens >= budget.tokens) or (
-            budget.cost_usd is not None and (spent.cost_usd or 0.0) >= budget.cost_usd
+        if (
+            self.gateway.purse.spent
+            or (budget.tokens is not None and tokens >= budget.tokens)
+            or (budget.cost_usd is not None and (spent.cost_usd or 0.0) >= budget.cost_usd)
         ):
             for attempt in self.plugins.attempts:
                 if attempt.stop is not None:

@@ -121,6 +121,15 @@ class BaseSpec(_Table):
         return value
 
 
+class AttemptBudgetSpec(_Table):
+    """``[entries.budget]``: for each attempt; what is reached first ends its agent, and its fork is scored."""
+
+    cost_usd: Annotated[float, Field(gt=0)] | None = None
+    tokens: Annotated[int, Field(gt=0)] | None = None
+    requests: Annotated[int, Field(gt=0)] | None = None
+    """Answers of models."""
+
+
 class EntrySpec(BaseModel):
     """``[[entries]]``: one line-up of agent, model and hint. Further keys are options of the agent."""
 
@@ -142,6 +151,8 @@ class EntrySpec(BaseModel):
     """Seconds that a command may take."""
     time_limit: Seconds = 1800
     """Seconds that an attempt may take."""
+    budget: AttemptBudgetSpec = AttemptBudgetSpec()
+    """What an attempt may spend on models."""
 
     @field_validator("name")
     @classmethod
@@ -184,7 +195,20 @@ class BudgetSpec(_Table):
 
     cost_usd: Annotated[float, Field(gt=0)] | None = None
     tokens: Annotated[int, Field(gt=0)] | None = None
+    requests: Annotated[int, Field(gt=0)] | None = None
+    """Answers of models."""
     seconds: Seconds | None = None
+
+
+class GatewaySpec(_Table):
+    """``[gateway]``: how long the gateway waits for models."""
+
+    request_timeout: Seconds = 600
+    """Seconds for one request in all."""
+    idle_timeout: Seconds = 180
+    """Seconds for the next event of a stream."""
+    patience: Seconds = 300
+    """Seconds that a request waits for a busy server (status 429)."""
 
 
 class FinalsSpec(_Table):
@@ -217,6 +241,7 @@ class RaceSpec(_Table):
     entries: tuple[EntrySpec, ...]
     scorers: tuple[ScorerSpec, ...] = ()
     budget: BudgetSpec = BudgetSpec()
+    gateway: GatewaySpec = GatewaySpec()
     finals: FinalsSpec = FinalsSpec()
     keep: KeepSpec = KeepSpec()
     path: Path

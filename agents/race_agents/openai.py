@@ -13,11 +13,13 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from race.chat import Chat, Message
-from race.errors import MachineError, SpecError
+from race.errors import SpecError
+from race.gateway import Upstream
 
 if TYPE_CHECKING:
     from race.agent import AgentContext, Trajectory
     from race.bash import Bash
+    from race.gateway import Line
     from race.replies import Reply, ToolCall
     from race.task import Task
 
@@ -120,14 +122,7 @@ class OpenAI:
         """
         if not (model or "").strip():
             raise SpecError("an entry with agent 'openai' needs a model, such as model = \"gpt-5.5-mini\"")
-        try:
-            server = urlsplit(self._base_url())
-            known = server.scheme in {"http", "https"} and server.hostname and server.port != 0
-        except ValueError:  # brackets that are not closed, a port that is no number
-            known = False
-        if not known:
-            raise SpecError(f"base_url {self._base_url()!r} of agent 'openai' is no http(s) address")
-        self._key()
+        self._upstream().check()
 
     async def run(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
         """Let the model work until it has said its last word, or a limit is reached.
@@ -136,7 +131,6 @@ class OpenAI:
             ModelError: the model cannot be reached, or does not answer.
             LimitReached: the attempt has had all its steps.
         """
-        self.check(context.model)
         record = context.recorder
         deadline = anyio.current_time() + context.time_limit
         messages = [
@@ -144,11 +138,13 @@ class OpenAI:
             Message("user", _request(task, context)),
         ]
         idle = 0
-        async with self._chat(context) as chat:
+        async with (
+            context.models.line(self._upstream(), busy_retries=self.options.max_retries) as line,
+            self._chat(context, line) as chat,
+        ):
             while True:
                 record.begin_step()
                 reply = await chat.ask(messages, extra=self._fields(context), deadline=deadline)
-                record.spent(reply.usage)
                 if reply.text:
                     record.say(reply.text)
                 if reply.finish == "refused":
@@ -172,11 +168,12 @@ class OpenAI:
                     answer = order.problem or (await bash(order.command)).text
                     messages.append(Message("tool", answer, answers=order.call.id))
 
-    def _chat(self, context: AgentContext) -> Chat:
+    def _chat(self, context: AgentContext, line: Line) -> Chat:
         return Chat(
             model=context.model or "",
-            base_url=self._base_url(),
-            api_key=self._key(),
+            base_url=line.base_url,
+            api_key=line.token,
+            secrets=[line.key],
             request_timeout=self.options.request_timeout,
             max_retries=self.options.max_retries,
             retry_wait=self.options.retry_wait,
@@ -202,19 +199,8 @@ class OpenAI:
     def _base_url(self) -> str:
         return self.options.base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or PUBLIC_URL
 
-    def _key(self) -> str:
-        name = self.options.api_key_env
-        if not name:
-            return ""
-        key = os.environ.get(name, "").strip()
-        if not key:
-            raise MachineError(
-                f"agent 'openai' needs its API key in the environment variable {name}, which is not set; "
-                'set it, name another with api_key_env, or say api_key_env = "" if the server needs no key'
-            )
-        if not (key.isascii() and key.isprintable()):
-            raise MachineError(f"the environment variable {name} holds characters that no API key has")
-        return key
+    def _upstream(self) -> Upstream:
+        return Upstream(self._base_url(), self.options.api_key_env)
 
     def _rules(self, task: Task, bash: Bash, context: AgentContext) -> str:
         lines = [
