@@ -84,7 +84,7 @@ class Chat:
         on_retry: called with a sentence before every repeat.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one thing to be told
         self,
         *,
         model: str,

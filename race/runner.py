@@ -27,6 +27,7 @@ from race.measuring import Measured, measure_base, run_finals
 from race.sandbox import Sandbox
 from race.spec import RaceSpec
 from race.store import Event, Store, owner
+from race.tools import needed
 from race.verdict import MetricResult, RaceStatus, Verdict
 
 OnEvent = Callable[[Event], None]
@@ -136,6 +137,7 @@ class _Race:
             self.store.home,
             fresh=fresh,
             on_progress=lambda text: self.emit("base.progress", text=text),
+            tools=needed(a.agent for a in self.plugins.attempts),
         )
         course = Course(
             self.id,

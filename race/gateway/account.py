@@ -63,6 +63,9 @@ class Purse:
     @property
     def spent(self) -> str:
         """Why nothing more may be spent, as a sentence; nothing while more may be."""
+        return self._counted_out() or self._paid_out()
+
+    def _counted_out(self) -> str:
         budget, used = self.budget, self.usage
         tokens = used.input_tokens + used.output_tokens
         if budget.tokens is not None and tokens >= budget.tokens:
@@ -74,6 +77,10 @@ class Purse:
             )
         if budget.requests is not None and self.requests >= budget.requests:
             return f"{self.whose} has had its {budget.requests:,} requests"
+        return ""
+
+    def _paid_out(self) -> str:
+        budget, used = self.budget, self.usage
         if budget.cost_usd is None:
             return ""
         if self.unpriced:

@@ -10,7 +10,7 @@ import contextlib
 import random
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -215,7 +215,7 @@ class GatewayAccount:
         inside: Sandbox | None = None,
         counts_steps: bool = False,
         busy_retries: int = 1000,
-    ) -> AsyncIterator[Line]:
+    ) -> AsyncGenerator[Line]:
         """A way to a model server, open until the end of the block.
 
         Args:

@@ -31,37 +31,41 @@ class Limiter:
         self._rng = rng or random.Random()  # noqa: S311 - it spreads waits
         self._next = 0.0
         self._gap = 0.0
+        self._widened = -1.0
 
     @property
     def wait(self) -> float:
         """Seconds until the next request may start, from now."""
         return max(self._next - anyio.current_time(), 0.0)
 
-    async def start(self) -> None:
-        """Wait for a place to start."""
+    async def start(self) -> float:
+        """Wait for a place to start. Returns when that is, a time of ``anyio.current_time``."""
         while True:
             now = anyio.current_time()
             if now >= self._next:
                 self._next = now + self._gap
-                return
+                return now
             mine = self._next
             if self._gap:
                 self._next = mine + self._gap  # those who come later queue behind
                 await anyio.sleep(mine - now)
-                return
+                return anyio.current_time()
             await anyio.sleep(mine - now)
 
-    def turned_away(self, retry_after: float | None, times: int) -> float:
+    def turned_away(self, started: float, retry_after: float | None, times: int) -> float:
         """The server is busy.
 
         Args:
+            started: when the request did. Those that started together are turned away together, which says it once.
             retry_after: seconds that it asks to be left alone; None if it does not say.
             times: how often in a row this request was turned away.
 
         Returns:
             Seconds that this request should wait, besides its place in the queue.
         """
-        self._gap = min(max(self._gap * _WIDER, FIRST_GAP), LONGEST_GAP)
+        if started > self._widened:
+            self._gap = min(max(self._gap * _WIDER, FIRST_GAP), LONGEST_GAP)
+            self._widened = anyio.current_time()
         if retry_after is None:
             backoff = min(_FIRST_BACKOFF * 2.0 ** (times - 1), _LONGEST_BACKOFF)
             return backoff * (1 + self._rng.random() / 4)

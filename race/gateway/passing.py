@@ -77,6 +77,7 @@ class _Passing:
     reason: str = ""
     counted: Counted | None = None
     tries: int = 0
+    sent: float = 0.0
     first_byte: float = 0.0
     settled: bool = False
 
@@ -155,7 +156,7 @@ async def _pass(connection: Accepted, line: Line, passing: _Passing, headers: di
     ]
     while True:
         passing.tries += 1
-        await line.limiter.start()
+        passing.sent = await line.limiter.start()
         link: Link | None = None
         try:
             link = await line.gateway.pool.get(server)
@@ -189,7 +190,7 @@ async def _pass(connection: Accepted, line: Line, passing: _Passing, headers: di
 async def _waited(line: Line, passing: _Passing, answer: Answer, content: bytes) -> bool:
     """Wait as a busy server asks; False if that would be too long."""
     asks = "retry-after" in answer.headers or "retry-after-ms" in answer.headers
-    wait = line.limiter.turned_away(retry_after(answer.headers) if asks else None, passing.tries)
+    wait = line.limiter.turned_away(passing.sent, retry_after(answer.headers) if asks else None, passing.tries)
     left = min(line.account.left, line.gateway.timeouts.patience - (time.monotonic() - passing.began))
     if passing.tries > line.busy_retries or max(wait, line.limiter.wait) >= left:
         return False

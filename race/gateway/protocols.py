@@ -56,7 +56,7 @@ def endpoint(method: str, target: str) -> Endpoint | None:
     path = _VERSION.sub("", path)
     query = "&".join(part for part in query.split("&") if part and not part.startswith("key="))
     below = f"{path}?{query}" if query else path
-    if method == "GET" and re.fullmatch(r"/models(/[\w.:/-]+)?", path):
+    if method == "GET" and re.fullmatch(r"/models(/[\w.:/-]+)?", path) and ".." not in path:
         return Endpoint("models", below, counts=False)
     if method != "POST":
         return None
@@ -122,7 +122,7 @@ def fault(protocol: Name, data: object) -> str:
     answer = cast("dict[str, Any]", data)
     if protocol == "chat":
         choices = answer.get("choices")
-        first = cast("list[Any]", choices)[0] if isinstance(choices, list) and choices else None
+        first: Any = choices[0] if isinstance(choices, list) and choices else None  # pyright: ignore[reportUnknownVariableType] - mypy knows the list
         whole = isinstance(first, dict) and isinstance(cast("dict[str, Any]", first).get("message"), dict)
     elif protocol == "responses":
         whole = isinstance(answer.get("output"), list) and answer.get("status") != "failed"

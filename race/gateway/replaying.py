@@ -11,7 +11,9 @@ import hashlib
 import json
 import re
 from collections import defaultdict, deque
-from typing import Any, cast
+from typing import cast
+
+from pydantic import JsonValue
 
 from race.gateway.exchanges import Exchange, Record
 from race.gateway.protocols import Asked, Endpoint, Name, asked
@@ -71,39 +73,39 @@ def _exact(where: Endpoint, wanted: Asked) -> str:
 
 def _alike(where: Endpoint, wanted: Asked) -> str:
     """What stays the same of a conversation from run to run: who spoke, what the model said, what was asked of it."""
-    body = _decoded(wanted.body)
-    request = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-    turns: Any = request.get("messages") or request.get("input") or request.get("contents") or []
-    said = [_turn(t) for t in turns] if isinstance(turns, list) else [_VARIES.sub("0", str(turns))]
+    request = _decoded(wanted.body)
+    turns: JsonValue = None
+    if isinstance(request, dict):
+        turns = request.get("messages") or request.get("input") or request.get("contents")
+    said = [_turn(t) for t in turns] if isinstance(turns, list) else [_steady(turns)]
     return _hash([where.path, wanted.model, said])
 
 
-def _turn(turn: object) -> object:
-    if not isinstance(turn, dict):
-        return turn
-    message = cast("dict[str, Any]", turn)
-    if message.get("role") == "tool" or str(message.get("type", "")).endswith("_output"):
+def _turn(turn: JsonValue) -> JsonValue:
+    if isinstance(turn, dict) and (
+        turn.get("role") == "tool" or str(turn.get("type", "")).endswith("_output")
+    ):
         return "result"
-    return _steady(message)
+    return _steady(turn)
 
 
-def _steady(value: object) -> object:
+def _steady(value: JsonValue) -> JsonValue:
     """The same value without ids, with numbers and ids in its texts made equal, and without results of tools."""
     if isinstance(value, dict):
-        table = cast("dict[str, Any]", value)
-        if table.get("type") == "tool_result" or "functionResponse" in table:
+        if value.get("type") == "tool_result" or "functionResponse" in value:
             return "result"
-        return {k: _steady(v) for k, v in table.items() if k not in _IDS}
+        return {k: _steady(v) for k, v in value.items() if k not in _IDS}
     if isinstance(value, list):
         return [_steady(v) for v in value]
     return _VARIES.sub("0", value) if isinstance(value, str) else value
 
 
-def _decoded(body: bytes) -> object:
+def _decoded(body: bytes) -> JsonValue:
     try:
-        return json.loads(body)
+        found: JsonValue = json.loads(body)
     except ValueError:
         return body.hex()
+    return found
 
 
 def _hash(value: object) -> str:
