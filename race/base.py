@@ -227,7 +227,9 @@ async def _put_tools(
             done = await sandbox.exec(command, timeout=spec.base.setup_timeout, merge_stderr=True)
             if done.exit_code != 0:
                 output = printable_lines(shown(done.stdout, done.stdout_bytes, 6000))
-                raise SpecError(f"the agent {tool.name!r} cannot be installed in the base: {command!r}\n{output}")
+                raise SpecError(
+                    f"the agent {tool.name!r} cannot be installed in the base: {command!r}\n{output}"
+                )
 
 
 async def _remove(provider: SandboxProvider, name: str) -> None:

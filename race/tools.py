@@ -101,7 +101,16 @@ def _install(npm: str, tool: Tool, place: Path) -> None:
     part = place.with_suffix(f".{os.getpid()}")
     part.mkdir()
     try:
-        command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--prefix", "."]
+        command = [
+            npm,
+            "install",
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+            "--no-save",
+            "--prefix",
+            ".",
+        ]
         done = subprocess.run(  # noqa: S603 - npm, with packages that the race file's agents name
             [*command, *tool.packages],
             cwd=part,
@@ -119,7 +128,9 @@ def _install(npm: str, tool: Tool, place: Path) -> None:
             )
         part.rename(place)
     except subprocess.TimeoutExpired:
-        raise MachineError(f"npm took longer than {_PATIENCE:g} s to install {', '.join(tool.packages)}") from None
+        raise MachineError(
+            f"npm took longer than {_PATIENCE:g} s to install {', '.join(tool.packages)}"
+        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -107,6 +107,7 @@ class Account:
         ended: the limit that ended it, once a request was refused because of it.
         broken: why no more requests are passed on, when it is no limit but a failure.
         trouble: what was wrong with the last request; nothing when it was answered.
+        closed: set once no more requests are passed on.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Account:
     ended: LimitReached | None = None
     broken: str = ""
     trouble: str = ""
+    closed: anyio.Event = field(default_factory=anyio.Event)
     on_exchange: Callable[[Exchange], None] = lambda _: None
     _failures: int = 0
     _numbers: int = 0
@@ -138,7 +140,15 @@ class Account:
                 self.recorder.begin_step()
             except LimitReached as limit:
                 self.ended = limit
-        return str(self.ended) if self.ended else ""
+        if self.ended is None:
+            return ""
+        self.closed.set()
+        return str(self.ended)
+
+    def breaks(self, why: str) -> None:
+        """No more requests are passed on, because something is wrong that will not pass."""
+        self.broken = self.broken or why
+        self.closed.set()
 
     def number(self) -> int:
         """The next exchange's number, from 1."""
@@ -158,7 +168,7 @@ class Account:
             self.trouble = exchange.reason
             self._failures += 1
             if self._failures >= FAILURES:
-                self.broken = f"{exchange.reason} ({self._failures} requests failed one after the other)"
+                self.breaks(f"{exchange.reason} ({self._failures} requests failed one after the other)")
         self.on_exchange(exchange)
 
     @property

@@ -26,6 +26,7 @@ _OK = 200
 _ERROR = 400
 _BUSY = 429
 _BUSY_IF_SO_SAID = frozenset({503, 529})
+_REFUSED = frozenset({401, 403})  # the key is wrong, which no other request mends
 _NO_CREDIT = "insufficient_quota"
 _LARGEST_ANSWER = 64 << 20
 _QUOTED = 300
@@ -190,7 +191,9 @@ async def _pass(connection: Accepted, line: Line, passing: _Passing, headers: di
 async def _waited(line: Line, passing: _Passing, answer: Answer, content: bytes) -> bool:
     """Wait as a busy server asks; False if that would be too long."""
     asks = "retry-after" in answer.headers or "retry-after-ms" in answer.headers
-    wait = line.limiter.turned_away(passing.sent, retry_after(answer.headers) if asks else None, passing.tries)
+    wait = line.limiter.turned_away(
+        passing.sent, retry_after(answer.headers) if asks else None, passing.tries
+    )
     left = min(line.account.left, line.gateway.timeouts.patience - (time.monotonic() - passing.began))
     if passing.tries > line.busy_retries or max(wait, line.limiter.wait) >= left:
         return False
@@ -218,7 +221,9 @@ async def _hand_back(
     if answer.status >= _ERROR:
         passing.failed(f"status {answer.status}: {_quoted(decoded, content)}")
         if answer.status == _BUSY:
-            line.account.broken = f"the model's server is busy or out of credit: {_quoted(decoded, content)}"
+            line.account.breaks(f"the model's server is busy or out of credit: {_quoted(decoded, content)}")
+        elif answer.status in _REFUSED:
+            line.account.breaks(line.mask.text(passing.reason))
         _settle(line, passing)
         return await connection.answer(answer.status, content, passed_back)
     line.limiter.served()
@@ -303,7 +308,7 @@ async def _replay(connection: Accepted, line: Line, passing: _Passing) -> bool:
     found = source.find(line.account.name, passing.where, passing.asked) if source else None
     if found is None:
         why = f"the record of the race holds no answer to request {passing.number} of {line.account.name!r}"
-        line.account.broken = why
+        line.account.breaks(why)
         passing.failed(why)
         passing.status = 401
         text = error_body(passing.where.protocol, 401, "authentication_error", why)
