@@ -35,6 +35,7 @@ from race.sandbox import Sandbox, SandboxProvider
 from race.scoring import Gate, Score, ScoreContext
 from race.spec import EntrySpec, RaceSpec
 from race.submission import Submission
+from race.trajectories import Told, keep
 from race.verdict import AttemptState, GateResult, MetricResult
 
 Emit = Callable[..., None]
@@ -178,6 +179,7 @@ async def _fork_and_work(course: Course, attempt: Attempt) -> None:
     with anyio.CancelScope(shield=True):
         await (fork.freeze() if spec.keep.winner == "fork" else fork.stop())
     ended = attempt.trajectory
+    keep(course.folder, Told(course.race, name, entry.agent, entry.model, spec.task.prompt, ended))
     course.emit(
         "attempt.ended",
         name,

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from race.errors import SpecError
+from race.lineup import multiplied
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """What tasks, entries and scorers may be called: their names become parts of file and sandbox names."""
@@ -300,7 +301,8 @@ def from_data(data: Mapping[str, Any], path: str | Path) -> RaceSpec:
     if not isinstance(defaults, dict):
         raise SpecError(f"{path}: defaults: must be a table")
     if "entries" in tables:
-        tables["entries"] = _with_defaults(tables["entries"], defaults, path)
+        entries = multiplied(tables["entries"], tables.pop("seed", None), path)
+        tables["entries"] = _with_defaults(entries, defaults, path)
     agents = {k: v for k, v in defaults.items() if k not in EntrySpec.model_fields}
     try:
         spec = RaceSpec.model_validate({**tables, "path": path, "agent_defaults": agents})
@@ -455,5 +457,5 @@ def _fields_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
                 model = candidate
                 break
     if model is RaceSpec:
-        return [*(set(model.model_fields) - {"path", "agent_defaults"}), "defaults"]
+        return [*(set(model.model_fields) - {"path", "agent_defaults"}), "defaults", "seed"]
     return list(model.model_fields)

@@ -28,16 +28,14 @@ pytestmark = [
 
 KEY = "sk-planted-secret-4711"
 AGENTS = ("codex", "claude", "pi")
+SNOOP = """env > env.txt
+cat /proc/*/environ /proc/*/cmdline > proc.txt 2>/dev/null
+grep -rls planted-secret /app /etc /home /root /run /tmp /dev/shm /var/lib /var/tmp > found.txt
+true"""
 SCRIPTS = {
     "sieve": Script(("cat primes.py", FASTER, "python3 -m unittest -q; python3 bench.py"), "A sieve."),
     "busy": Script((FASTER, "echo once more"), repeat=True),
-    "snoop": Script(
-        (
-            "env > env.txt; cat /proc/*/environ /proc/*/cmdline > proc.txt 2>/dev/null; "
-            "grep -rs planted-secret / --include=* --exclude-dir=proc --exclude-dir=sys -l > found.txt; true",
-        ),
-        "Nothing found.",
-    ),
+    "snoop": Script((SNOOP,), "Nothing found."),
 }
 
 

@@ -27,6 +27,8 @@ _FLAGS = (
     "--no-session-persistence",
 )
 
+_START = 'for p in {program}; do "$p" --version >/dev/null 2>&1 && exec "$p" "$@"; done; exit 127'
+
 
 class Claude:
     """Claude Code with its own tools, over the messages protocol. The fork is its sandbox."""
@@ -76,12 +78,7 @@ class Claude:
         }
         return Launch(
             # Of the two builds in the package, for glibc and for musl, the first that runs is taken.
-            argv=[
-                "bash",
-                "-c",
-                f'for p in {program}; do "$p" --version >/dev/null 2>&1 && exec "$p" "$@"; done; exit 127',
-            ]
-            + ["claude", *arguments],
+            argv=["bash", "-c", _START.format(program=program), "claude", *arguments],
             env={**env, **self.options.env},
             files=[Directory(HOME.encode())],
             stdin=briefing(task, context),

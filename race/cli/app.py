@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from race.cli import machine, races, sandboxes
+from race.cli import exports, machine, races, sandboxes
 from race.cli.running import INTERRUPTED, InterruptedRunError, status_of, tell
 from race.errors import RaceError
 
@@ -45,6 +45,7 @@ def _options(
 
 
 races.register(app)
+exports.register(app)
 machine.register(app)
 app.add_typer(sandboxes.app, name="sandbox")
 
