@@ -1,4 +1,4 @@
-"""Model calls over the chat.completions protocol, for agents and judges: values in, values out.
+"""Model calls over the chat.completions protocol, or that of responses, for agents and judges: values in, values out.
 
 Nearly every gateway speaks this protocol, and each speaks it a little differently. So that one server's
 habits are not sent to the next, messages are values of this module, and what goes over the wire is made from
@@ -26,6 +26,7 @@ from race.bash import encodable
 from race.errors import LimitReached, ModelError
 from race.gateway.masking import Mask
 from race.replies import TOO_LONG, CallFailed, Reply, ToolCall, read_failure, read_reply
+from race.responses import fields, items, read_response
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,12 +50,14 @@ class Message:
             content.
         calls: of the assistant: the tools to be called.
         answers: of a tool: the `ToolCall.id` whose result this is.
+        carried: of the assistant: `Reply.carried`.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str
     calls: Sequence[ToolCall] = ()
     answers: str = ""
+    carried: Sequence[JsonValue] = ()
 
     def wire(self) -> dict[str, JsonValue]:
         """The message as it is sent, with nothing in it that the protocol does not name."""
@@ -66,6 +69,10 @@ class Message:
         if self.answers:
             sent["tool_call_id"] = self.answers
         return sent
+
+
+class ConversationTooLong(LimitReached):
+    """The conversation has outgrown the model's window. One that is cut may go on."""
 
 
 class Chat:
@@ -82,6 +89,7 @@ class Chat:
         retry_wait: seconds before the first repeat; doubled from one to the next, up to `LONGEST_WAIT`.
         rng: spreads the waits, so that attempts which were turned away together do not come back together.
         on_retry: called with a sentence before every repeat.
+        responses: speak the responses protocol instead.
     """
 
     def __init__(  # noqa: PLR0913 - each is one thing to be told
@@ -96,6 +104,7 @@ class Chat:
         retry_wait: float = 1.0,
         rng: random.Random | None = None,
         on_retry: Callable[[str], None] | None = None,
+        responses: bool = False,
     ) -> None:
         self._model = model
         self._base_url = base_url
@@ -106,6 +115,7 @@ class Chat:
         self._retry_wait = retry_wait
         self._rng = rng or random.Random()  # noqa: S311 - it spreads waits
         self._on_retry = on_retry
+        self._responses = responses
         self._client: AsyncOpenAI | None = None
         self._ids: set[str] = set()
 
@@ -146,7 +156,7 @@ class Chat:
 
         Raises:
             ModelError: the call failed for good, or too often; the text is the server's.
-            LimitReached: the conversation has outgrown the model.
+            ConversationTooLong: the conversation has outgrown the model.
         """
         for failures in range(self._max_retries + 1):
             try:
@@ -154,7 +164,7 @@ class Chat:
             except CallFailed as failed:
                 why = self._masked(f"model {self._model!r}: {failed}")
                 if failed.code == TOO_LONG:
-                    raise LimitReached("budget", f"the conversation is too long: {why}") from None
+                    raise ConversationTooLong("budget", f"the conversation is too long: {why}") from None
                 if not failed.again or failures == self._max_retries:
                     raise ModelError(f"{why} (after {failures + 1} calls)" if failures else why) from None
                 wait = max(failed.wait, min(self._retry_wait * 2.0**failures, LONGEST_WAIT))
@@ -177,11 +187,15 @@ class Chat:
         if self._client is None:
             raise RuntimeError("a Chat is used inside 'async with'")
         # Through JSON and back, because a text that is no UTF-8 and the key may hide anywhere in it.
-        sent = json.loads(
-            self._masked(encodable(json.dumps([m.wire() for m in messages], ensure_ascii=False)))
-        )
+        said = items(messages) if self._responses else [m.wire() for m in messages]
+        sent = json.loads(self._masked(encodable(json.dumps(said, ensure_ascii=False))))
         try:
             with anyio.fail_after(self._timeout):
+                if self._responses:
+                    answer = await self._client.responses.with_raw_response.create(
+                        model=self._model, input=sent, store=False, extra_body=fields(extra)
+                    )
+                    return read_response(self._masked_bytes(answer.content))
                 answer = await self._client.chat.completions.with_raw_response.create(
                     model=self._model,
                     messages=cast("list[ChatCompletionMessageParam]", sent),

@@ -32,7 +32,7 @@ from race.gateway.counting import StreamReader, counted
 from race.gateway.masking import Mask
 from race.gateway.pricing import Tokens, price
 from race.gateway.protocols import endpoint
-from race.testing import Fault, Script, ScriptedModel, Turn
+from race.testing import Fault, Script, ScriptedModel
 
 pytestmark = pytest.mark.anyio
 
@@ -398,4 +398,3 @@ def test_what_is_not_as_it_should_be_counts_as_nothing() -> None:
     assert reader.feed(b'data: {"choices": [{"finish') is False
     assert reader.feed(b'_reason": "stop"}]}\n\n') is True
     assert reader.whole
-    assert Turn() == Turn()

@@ -12,11 +12,13 @@ from urllib.parse import urlsplit
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from race.chat import Chat, Message
+from race.chat import Chat, ConversationTooLong, Message
 from race.errors import SpecError
 from race.gateway import Upstream
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from race.agent import AgentContext, Trajectory
     from race.bash import Bash
     from race.gateway import Line
@@ -28,6 +30,14 @@ PUBLIC_URL = "https://api.openai.com/v1"
 
 IDLE_TURNS = 3
 """How many turns in a row may bring nothing that can be run or believed, until the attempt is ended."""
+
+KEPT = 4
+"""Messages at the end of a conversation that are never cut."""
+
+FEWEST_TURNS = 4
+"""A conversation with fewer turns is not cut any more."""
+
+LEFT_OUT = "(left out to make room; run the command again if you need it)"
 
 QUOTED = 300
 """Characters of a call that is not right which are quoted to the model."""
@@ -69,6 +79,9 @@ class OpenAIOptions(BaseModel):
 
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the API key; empty for a server that needs none."""
+
+    protocol: Literal["chat.completions", "responses"] = "chat.completions"
+    """Nearly every server speaks the first; OpenAI's reasoning models think better over the second."""
 
     system_prompt: str | None = None
     """Stands in for the first lines of the system prompt. The rules of the task follow it in any case."""
@@ -144,7 +157,15 @@ class OpenAI:
         ):
             while True:
                 record.begin_step()
-                reply = await chat.ask(messages, extra=self._fields(context), deadline=deadline)
+                try:
+                    reply = await chat.ask(messages, extra=self._fields(context), deadline=deadline)
+                except ConversationTooLong:
+                    shorter, note = shortened(messages)
+                    if shorter is None:
+                        raise
+                    record.say(f"[{note}]")
+                    messages = shorter
+                    continue
                 if reply.text:
                     record.say(reply.text)
                 if reply.finish == "refused":
@@ -161,7 +182,8 @@ class OpenAI:
                     return record.trajectory(reply.text)
                 idle = 0
                 orders = [_understood(call) for call in reply.calls]
-                messages.append(Message("assistant", reply.text, [o.call for o in orders]))
+                said = Message("assistant", reply.text, [o.call for o in orders], carried=reply.carried)
+                messages.append(said)
                 for order in orders:
                     if order.problem:
                         record.say(f"[{order.problem}]")
@@ -174,6 +196,7 @@ class OpenAI:
             base_url=line.base_url,
             api_key=line.token,
             secrets=[line.key],
+            responses=self.options.protocol == "responses",
             request_timeout=self.options.request_timeout,
             max_retries=self.options.max_retries,
             retry_wait=self.options.retry_wait,
@@ -277,6 +300,36 @@ def _understood(call: ToolCall) -> _Order:
     return _Order(
         replace(call, arguments=None), problem=f"Not run: {problem}\nCall bash with arguments like {example}"
     )
+
+
+def shortened(messages: Sequence[Message]) -> tuple[list[Message] | None, str]:
+    """A conversation that takes less of the model's window and that the model still understands.
+
+    First the longer half of the older results of commands goes, each with a word in its place; when there is none left,
+    the older half of the turns, with a word to the model. What is asked of it stays, and so do the last turns.
+
+    Returns:
+        The conversation, or None if nothing is left to cut; and what was done, as a sentence.
+    """
+    old = [i for i, m in enumerate(messages[:-KEPT]) if m.role == "tool" and len(m.text) > len(LEFT_OUT)]
+    if old:
+        longest = sorted(old, key=lambda i: len(messages[i].text), reverse=True)[: (len(old) + 1) // 2]
+        made = [replace(m, text=LEFT_OUT) if i in longest else m for i, m in enumerate(messages)]
+        return (
+            made,
+            f"the conversation outgrew the model; {len(longest)} outputs of earlier commands were left out",
+        )
+    turns = [i for i, m in enumerate(messages) if m.role == "assistant"]
+    if len(turns) < FEWEST_TURNS:
+        return None, ""
+    begin = turns[len(turns) // 2]
+    note = f"{len(turns) // 2} earlier turns of yours were left out to make room. What you changed is still there."
+    first = next(i for i in turns)
+    return [
+        *messages[:first],
+        Message("user", note),
+        *messages[begin:],
+    ], f"the conversation outgrew the model; {note}"
 
 
 def _request(task: Task, context: AgentContext) -> str:
