@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from race.errors import SpecError
+from race.lineup import multiplied
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """What tasks, entries and scorers may be called: their names become parts of file and sandbox names."""
@@ -129,6 +130,15 @@ class BaseSpec(_Table):
         return value
 
 
+class AttemptBudgetSpec(_Table):
+    """``[entries.budget]``: for each attempt; what is reached first ends its agent, and its fork is scored."""
+
+    cost_usd: Annotated[float, Field(gt=0)] | None = None
+    tokens: Annotated[int, Field(gt=0)] | None = None
+    requests: Annotated[int, Field(gt=0)] | None = None
+    """Answers of models."""
+
+
 class EntrySpec(BaseModel):
     """``[[entries]]``: one line-up of agent, model and hint. Further keys are options of the agent."""
 
@@ -150,6 +160,8 @@ class EntrySpec(BaseModel):
     """Seconds that a command may take."""
     time_limit: Seconds = 1800
     """Seconds that an attempt may take."""
+    budget: AttemptBudgetSpec = AttemptBudgetSpec()
+    """What an attempt may spend on models."""
 
     @field_validator("name")
     @classmethod
@@ -192,7 +204,20 @@ class BudgetSpec(_Table):
 
     cost_usd: Annotated[float, Field(gt=0)] | None = None
     tokens: Annotated[int, Field(gt=0)] | None = None
+    requests: Annotated[int, Field(gt=0)] | None = None
+    """Answers of models."""
     seconds: Seconds | None = None
+
+
+class GatewaySpec(_Table):
+    """``[gateway]``: how long the gateway waits for models."""
+
+    request_timeout: Seconds = 600
+    """Seconds for one request in all."""
+    idle_timeout: Seconds = 180
+    """Seconds for the next event of a stream."""
+    patience: Seconds = 300
+    """Seconds that a request waits for a busy server (status 429)."""
 
 
 class FinalsSpec(_Table):
@@ -225,6 +250,7 @@ class RaceSpec(_Table):
     entries: tuple[EntrySpec, ...]
     scorers: tuple[ScorerSpec, ...] = ()
     budget: BudgetSpec = BudgetSpec()
+    gateway: GatewaySpec = GatewaySpec()
     finals: FinalsSpec = FinalsSpec()
     keep: KeepSpec = KeepSpec()
     path: Path
@@ -283,7 +309,8 @@ def from_data(data: Mapping[str, Any], path: str | Path) -> RaceSpec:
     if not isinstance(defaults, dict):
         raise SpecError(f"{path}: defaults: must be a table")
     if "entries" in tables:
-        tables["entries"] = _with_defaults(tables["entries"], defaults, path)
+        entries = multiplied(tables["entries"], tables.pop("seed", None), path)
+        tables["entries"] = _with_defaults(entries, defaults, path)
     agents = {k: v for k, v in defaults.items() if k not in EntrySpec.model_fields}
     try:
         spec = RaceSpec.model_validate({**tables, "path": path, "agent_defaults": agents})
@@ -438,5 +465,5 @@ def _fields_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
                 model = candidate
                 break
     if model is RaceSpec:
-        return [*(set(model.model_fields) - {"path", "agent_defaults"}), "defaults"]
+        return [*(set(model.model_fields) - {"path", "agent_defaults"}), "defaults", "seed"]
     return list(model.model_fields)

@@ -185,7 +185,7 @@ async def test_an_agent_cannot_hide_by_new_ignore_rules(place: Place) -> None:
         ("mkdir sub; cd sub; git init -q; touch x", "sub/.git"),
         ("cd /; mv /app /gone", "the project's folder /app is gone"),
         ("cd /; rm -rf /app; ln -s /etc /app", "the project's folder /app is gone"),
-        ("for i in $(seq 5); do truncate -s 60M f$i; done", "over 268,435,456 bytes"),
+        ("for i in $(seq 5); do truncate -s 15M f$i; done", "over 67,108,864 bytes"),
     ],
 )
 async def test_what_no_submission_can_hold(place: Place, command: str, says: str) -> None:
