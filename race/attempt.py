@@ -17,6 +17,7 @@ import anyio.to_thread
 from pydantic import JsonValue
 
 from race.agent import Agent, AgentContext, Outcome, Recorder, Resumes, Trajectory, add_usage
+from race.atomic import storing
 from race.base import Base
 from race.bash import Bash
 from race.capture import capture
@@ -425,9 +426,10 @@ async def _hand_in(course: Course, attempt: Attempt) -> None:
         raise SandboxError("the fork is gone")
     submission = await capture(attempt.fork, course.base, machine=course.spec.task.carry == "machine")
     attempt.submission = submission
-    await anyio.to_thread.run_sync(
-        deposit, course.folder, attempt.name, submission, course.base.repository, limiter=course.deposits
-    )
+    with storing(course.folder):
+        await anyio.to_thread.run_sync(
+            deposit, course.folder, attempt.name, submission, course.base.repository, limiter=course.deposits
+        )
     await anyio.to_thread.run_sync(keep_submission, course.folder, attempt.name, submission)
     attempt.patch = course.folder / f"{attempt.name}.patch"
     course.emit(

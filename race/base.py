@@ -27,11 +27,22 @@ from race.errors import SandboxError, SpecError
 from race.locking import locked
 from race.project import Project, ProjectFile, collected, matching
 from race.repository import ProjectRepository, TreeEntry
-from race.sandbox import Directory, Entry, File, Limits, Link, Sandbox, SandboxProvider, SandboxSpec
+from race.sandbox import (
+    Directory,
+    Entry,
+    File,
+    Limits,
+    Link,
+    Removed,
+    Sandbox,
+    SandboxProvider,
+    SandboxSpec,
+)
 from race.spec import RaceSpec, nearest
 from race.store import owner
 from race.submission import printable
 from race.tools import Tool, install, put
+from race.winner_base import Winner, find_winner, materialized
 
 FORMAT = 1
 """Raised when bases made by an earlier version cannot be used any more."""
@@ -109,8 +120,9 @@ async def prepare(
     image = spec.base.image
     if image != "host":
         image = str(spec.folder / Path(image).expanduser())
-    image_id = await provider.image_id(image)
-    async with _collected(spec) as project:
+    winner = await anyio.to_thread.run_sync(find_winner, spec, home)
+    image_id = await provider.image_id(image) if winner is None else winner.sandbox
+    async with _collected(spec, winner) as project:
         check_patterns(spec, project)
         key = await anyio.to_thread.run_sync(_key, spec, project, image_id, [t.key for t in tools])
         folder = home / "bases" / key
@@ -120,7 +132,7 @@ async def prepare(
         ):
             if not fresh and (base := await _cached(folder, provider)) is not None:
                 return base
-            return await _make(spec, provider, folder, project, image, tools, tell)
+            return await _make(spec, provider, folder, project, winner or image, tools, tell)
 
 
 async def reopen(provider: SandboxProvider, home: Path, known: Mapping[str, Any]) -> Base | None:
@@ -189,7 +201,7 @@ async def _make(
     provider: SandboxProvider,
     folder: Path,
     project: Project,
-    image: str,
+    source: str | Winner,
     tools: Sequence[Tool],
     tell: Callable[[str], None],
 ) -> Base:
@@ -199,16 +211,24 @@ async def _make(
     try:
         tell(f"copying the project ({len(project.files):,} files)")
         await anyio.to_thread.run_sync(_write_repository, place, project)
-        sandbox = await provider.create(
-            SandboxSpec(
-                name,
-                image=image,
-                env=spec.base.env,
-                limits=limits(spec),
-                network=spec.base.network.setup,
-                labels={"role": "base", "base": folder.name, "owner": owner()},
+        labels = {"role": "base", "base": folder.name, "owner": owner()}
+        network = spec.base.network.setup
+        if isinstance(source, Winner):
+            # The machine, with its environment and all that was set up, comes along.
+            kept = await provider.get(source.sandbox)
+            sandbox = await kept.fork(name, network=network, limits=limits(spec), labels=labels)
+            await sandbox.write([Removed(f"{spec.base.workdir}/.git".encode())])
+        else:
+            sandbox = await provider.create(
+                SandboxSpec(
+                    name,
+                    image=source,
+                    env=spec.base.env,
+                    limits=limits(spec),
+                    network=network,
+                    labels=labels,
+                )
             )
-        )
         await sandbox.write(_project_entries(spec.base.workdir, project.files))
         await sandbox.upload(place / "worktree.git", f"{spec.base.workdir}/.git")
         await anyio.to_thread.run_sync(shutil.rmtree, place / "worktree.git")
@@ -277,8 +297,8 @@ async def _remove(provider: SandboxProvider, name: str) -> None:
 
 
 @asynccontextmanager
-async def _collected(spec: RaceSpec) -> AsyncIterator[Project]:
-    manager = collected(spec)
+async def _collected(spec: RaceSpec, winner: Winner | None) -> AsyncIterator[Project]:
+    manager = collected(spec) if winner is None else materialized(winner)
     project = await anyio.to_thread.run_sync(manager.__enter__)
     try:
         yield project

@@ -7,9 +7,9 @@ joins in; what a killed process had claimed is gone on with by another.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import anyio
 
@@ -240,14 +240,8 @@ class _Batch:
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to report of several: one of the store if there is one, as it stops everything."""
-    found: list[BaseException] = []
-
-    def look(errors: BaseExceptionGroup[BaseException], see: Callable[[BaseException], None]) -> None:
-        for e in errors.exceptions:
-            if isinstance(e, BaseExceptionGroup):
-                look(e, see)
-            else:
-                see(e)
-
-    look(group, found.append)
-    return next((e for e in found if isinstance(e, StoreError)), found[0])
+    lost = group.subgroup(StoreError)
+    error: BaseException = lost or group
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error

@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -105,8 +105,9 @@ def batch_from_data(data: Mapping[str, Any], path: str | Path) -> BatchSpec:
         if key not in {"batch", "tasks", *SHARED}:
             raise SpecError(f"{path}: {key}: unknown key; {nearest(key, ['batch', 'tasks', *SHARED])}")
     table = _checked(BatchTable, data.get("batch", {}), ("batch",), path)
-    rows = data.get("tasks", [])
-    if not isinstance(rows, list) or not rows:
+    given = data.get("tasks", [])
+    rows = cast("list[object]", given) if isinstance(given, list) else []
+    if not rows:
         raise SpecError(f"{path}: tasks: there is none; a batch needs at least one [[tasks]] table")
     tasks: list[RaceSpec] = []
     problems: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ class FleetPolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    max_members: int = Field(default=64, ge=1)
+    max_members: int = Field(default=64, ge=1, le=900)
     """Most members at once."""
     creations: int = Field(default=4, ge=1)
     """Most members that are created at the same time."""
@@ -126,7 +126,7 @@ class Fleet:
         spec: FleetSpec | None = None,
         defaults: Sequence[Mapping[str, Any]] = (),
         home: Path | None = None,
-    ) -> AsyncIterator[Fleet]:
+    ) -> AsyncGenerator[Fleet, None]:
         """Make a fleet. It lives on when the block ends.
 
         Args:
@@ -158,7 +158,7 @@ class Fleet:
 
     @classmethod
     @asynccontextmanager
-    async def attach(cls, name: str, *, home: Path | None = None) -> AsyncIterator[Fleet]:
+    async def attach(cls, name: str, *, home: Path | None = None) -> AsyncGenerator[Fleet, None]:
         """Take up a fleet that any process has made.
 
         Raises:
@@ -201,12 +201,15 @@ class Fleet:
         async with locked(self._lock, lambda: None):
             rows = self._table.members(self.name)
             errors = await self._delete(rows[count:])
+            first = int(rows[-1].id[1:4]) + 1 - len(rows) if rows else 0
             creations = anyio.CapacityLimiter(self.spec.policy.creations)
 
             async def make(number: int) -> None:
                 async with creations:
                     try:
-                        await self._make(dict(defaults[number % len(defaults)]) if defaults else {})
+                        await self._make(
+                            first + number, dict(defaults[number % len(defaults)]) if defaults else {}
+                        )
                     except SandboxError as e:
                         errors.append(str(e))
 
@@ -364,8 +367,9 @@ class Fleet:
                 group.start_soon(do, member)
         return [answers[m.id] for m in members]
 
-    async def _make(self, defaults: dict[str, Any]) -> None:
-        member = f"m-{secrets.token_hex(3)}"
+    async def _make(self, number: int, defaults: dict[str, Any]) -> None:
+        # In this order the store lists them; an id is never given twice, in case somebody still holds the first.
+        member = f"m{number:03}-{secrets.token_hex(3)}"
         name = f"fleet-{self.name}-{member}"
         labels = {"fleet": self.name, "member": member, "role": "fleet", "workdir": self.spec.workdir}
         network: Network = "full" if self.spec.network == "full" else "none"
@@ -438,7 +442,7 @@ def fleets(home: Path | None = None) -> list[tuple[str, FleetSpec, int]]:
 
 
 @asynccontextmanager
-async def _opened(home: Path | None, spec: FleetSpec) -> AsyncIterator[tuple[Store, SandboxProvider]]:
+async def _opened(home: Path | None, spec: FleetSpec) -> AsyncGenerator[tuple[Store, SandboxProvider], None]:
     home = home or default_home()
     store = Store(home)
     provider = make_provider(spec.sandbox, home, "the fleet's sandbox")

@@ -69,7 +69,7 @@ class FleetTable:
     def members(self, name: str) -> list[MemberRow]:
         """Its members, oldest first."""
         rows = self._store.read(
-            "SELECT id, sandbox, defaults FROM fleet_members WHERE fleet = ? ORDER BY rowid", (name,)
+            "SELECT id, sandbox, defaults FROM fleet_members WHERE fleet = ? ORDER BY id", (name,)
         )
         return [MemberRow(i, s, json.loads(d)) for i, s, d in rows]
 

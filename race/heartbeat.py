@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from race.process import LEASE
@@ -15,7 +15,7 @@ EVERY = LEASE / 12
 
 
 @contextmanager
-def heartbeat(store: Store) -> Iterator[None]:
+def heartbeat(store: Store) -> Generator[None, None, None]:
     """Renew every lease that a store holds, for as long as the block runs.
 
     A lease that was lost is not reported here: the next event of its race is refused, which says so.

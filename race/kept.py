@@ -66,7 +66,7 @@ def kept_submission(folder: Path, attempt: str) -> Submission | None:
     """What `keep_submission` wrote; None if that is not there or cannot be read."""
     try:
         data = json.loads((folder / f"{attempt}.submission.json").read_text())
-        changes = tuple(PathChange(**{**c, "path": bytes.fromhex(c["path"])}) for c in data["changes"])
+        changes = tuple(PathChange(bytes.fromhex(c.pop("path")), **c) for c in data["changes"])
         patch = (folder / f"{attempt}.patch").read_bytes()
         repository = ProjectRepository(folder / "objects.git") if changes else None
         entries = [_entry(c, repository) for c in changes if repository is not None]

@@ -35,7 +35,15 @@ async def delete_sandboxes(home: Path, races: AbstractSet[str]) -> list[str]:
     for name in _used(home):
         provider = make_provider(name, home, name)
         try:
-            mine = [i for i in await provider.list() if i.labels.get("race") in races]
+            mine: list[SandboxInfo] = []
+            names = set[str]()
+            for info in await provider.list():
+                # What a later round began from was forked from a winner, and goes with it.
+                if info.labels.get("race") in races or (
+                    info.labels.get("role") == "base" and info.parent in names
+                ):
+                    mine.append(info)
+                    names.add(info.name)
             problems += (await _delete(provider, mine))[1]
         finally:
             await provider.aclose()
@@ -182,7 +190,7 @@ def _clean_base(folder: Path, sandboxes: AbstractSet[str]) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
         return [f"files of the base {folder.name}"]
     # A race that began with an earlier one may still be at work in its forks.
-    used = {record.get("files")} | {
+    used: set[str] = {str(record.get("files"))} | {
         s.rpartition("-")[2] for s in sandboxes if s.startswith(f"base-{folder.name}-")
     }
     old = [g for g in folder.iterdir() if g.is_dir() and g.name not in used]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
@@ -124,7 +124,7 @@ async def resume(race: str, *, on_event: OnEvent | None = None, home: Path | Non
 
 
 @contextmanager
-def open_store(home: Path) -> Iterator[Store]:
+def open_store(home: Path) -> Generator[Store, None, None]:
     """The store of a state folder, with its leases renewed, until the block ends."""
     store = Store(home)
     try:
@@ -136,6 +136,10 @@ def open_store(home: Path) -> Iterator[Store]:
 
 async def run_in(store: Store, spec: RaceSpec, terms: Terms, on_event: OnEvent | None = None) -> Verdict:
     """As `run`, with a store that is open."""
+    if spec.rounds > 1:
+        from race.rounds import run_rounds  # noqa: PLC0415 - made of the races of this module
+
+        return await run_rounds(store, spec, terms, on_event)
     plugins = assemble(spec, store.home, terms.provider, keyless=terms.replay is not None)
     race = _Race(spec, plugins, store, terms, on_event)
     store.begin(race.id, spec.task.name, str(spec.path), spec=spec.model_dump_json(), parent=terms.parent)
@@ -146,6 +150,10 @@ async def resume_in(store: Store, name: str, terms: Terms, on_event: OnEvent | N
     """As `resume`, with a store that is open."""
     row = store.race(name)
     spec = RaceSpec.model_validate_json(row.spec) if row.spec else load(row.file)
+    if spec.rounds > 1:
+        from race.rounds import resume_rounds  # noqa: PLC0415 - likewise
+
+        return await resume_rounds(store, row.id, terms, on_event)
     plugins = assemble(spec, store.home, terms.provider, keyless=terms.replay is not None)
     race = _Race(spec, plugins, store, replace(terms, race=row.id), on_event)
     store.claim(row.id)
@@ -277,8 +285,15 @@ class _Race:
             return course
         self.base_metrics = await measure_base(course, self.plugins.metrics)
         metrics = {k: v.model_dump() for k, v in self.base_metrics.items()}
-        known = {"key": base.key, "workdir": base.workdir, "commit": base.commit}
-        self.emit("base.ready", sandbox=base.sandbox, cached=base.cached, metrics=metrics, **known)
+        self.emit(
+            "base.ready",
+            sandbox=base.sandbox,
+            cached=base.cached,
+            metrics=metrics,
+            key=base.key,
+            workdir=base.workdir,
+            commit=base.commit,
+        )
         return course
 
     async def _base(self, past: RaceHistory) -> Base:
@@ -420,5 +435,6 @@ def _lost_store(error: BaseException) -> StoreError | None:
     if isinstance(error, StoreError):
         return error
     if isinstance(error, BaseExceptionGroup):
-        return next((e for inner in error.exceptions if (e := _lost_store(inner)) is not None), None)
+        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return next((lost for e in inner if (lost := _lost_store(e)) is not None), None)
     return None

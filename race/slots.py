@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO
@@ -28,7 +28,7 @@ class Slots:
         self._here: anyio.CapacityLimiter | None = None
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
+    async def one(self) -> AsyncGenerator[None, None]:
         """Hold a place, waiting for one to be free."""
         if self._folder is None:
             yield

@@ -106,7 +106,7 @@ class BaseSpec(_Table):
     image: str = "host"
     """What the root filesystem comes from: "host", or a directory."""
     project: str = "."
-    """The project: a folder, or a git URL."""
+    """The project: a folder, a git URL, or "race:ID" for the winner that a race has kept."""
     ref: str | None = None
     """Commit, tag or branch of a git URL or repository; default: its HEAD, for a folder the files as they are."""
     exclude: tuple[str, ...] = ()
@@ -253,6 +253,8 @@ class RaceSpec(_Table):
     gateway: GatewaySpec = GatewaySpec()
     finals: FinalsSpec = FinalsSpec()
     keep: KeepSpec = KeepSpec()
+    rounds: Annotated[int, Field(ge=1, le=20)] = 1
+    """How many rounds at most; the winner of each is the base of the next."""
     path: Path
     """The file that it was read from."""
     agent_defaults: dict[str, Any] = Field(default_factory=dict)

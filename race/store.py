@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +100,9 @@ class Store:
     def __init__(self, home: Path) -> None:
         self.home = home
         self._path = home / "race.db"
+        self._damaged = (
+            f"move it away to begin anew; what came of its races is in {home}/races/*/verdict.json"
+        )
         self._lock = threading.RLock()
         self._fences: dict[str, int] = {}
         try:
@@ -116,7 +119,7 @@ class Store:
                 bring_up_to_date(self._db)
         except sqlite3.Error as e:
             raise StoreError(
-                f"the store {self._path} cannot be opened: {e}; {_remedy(e, 'move it away to begin anew')}"
+                f"the store {self._path} cannot be opened: {e}; {_remedy(e, self._damaged)}"
             ) from e
 
     def close(self) -> None:
@@ -278,7 +281,7 @@ class Store:
         if not rows:
             raise SpecError("there is no race yet; 'race run FILE' starts one")
         if name == "last":
-            return rows[-1]
+            return next((r for r in reversed(rows) if not r.parent), rows[-1])
         found = [r for r in rows if r.id == name] or [r for r in rows if r.id.startswith(name)]
         if len(found) == 1:
             return found[0]
@@ -298,7 +301,7 @@ class Store:
             raise MachineError(f"the folder {self.folder(race)} cannot be made: {e.strerror}") from e
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self) -> Generator[None, None, None]:
         with self._lock:
             try:
                 yield
@@ -308,7 +311,7 @@ class Store:
                 ) from e
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Generator[sqlite3.Connection, None, None]:
         """All or nothing, and alone: no other process writes in between.
 
         Raises:
@@ -331,7 +334,7 @@ class Store:
                 return self._db.execute(query, values).fetchall()
             except sqlite3.Error as e:
                 raise StoreError(
-                    f"the store {self._path} cannot be read: {e}; {_remedy(e, 'move it away to begin anew')}"
+                    f"the store {self._path} cannot be read: {e}; {_remedy(e, self._damaged)}"
                 ) from e
 
 

@@ -89,6 +89,19 @@ class AttemptVerdict(_Value):
     sandbox_state: Literal["kept", "deleted"] = "deleted"
 
 
+class Round(_Value):
+    """One round of a race that has several."""
+
+    number: int
+    race: str
+    """The race that the round was."""
+    winner: str | None = None
+    speedup: Speedup | None = None
+    """Of its winner over the round before."""
+    total: float = 1.0
+    """All rounds so far together."""
+
+
 class BaseVerdict(_Value):
     """What was measured of the base."""
 
@@ -112,6 +125,8 @@ class Verdict(_Value):
     attempts: tuple[AttemptVerdict, ...] = ()
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    lineage: tuple[Round, ...] = ()
+    """Of a race with several rounds."""
 
     def attempt(self, name: str) -> AttemptVerdict | None:
         """The attempt of a name, or None."""

@@ -37,16 +37,16 @@ def test_sixteen_members_and_three_processes(tmp_path: Path, home: Path) -> None
     status, out, err = shell.run("fleet", "prompt", "crew", "Answer.", "--json")
     assert status == 0, err
     assert [a["member"] for a in json.loads(out)] == members
-    status, out, _ = shell.run("fleet", "exec", "crew", "--json", "cat answer")
+    status, out, _ = shell.run("fleet", "exec", "--json", "crew", "cat answer")
     assert status == 0
     assert {a["stdout"] for a in json.loads(out)} == {"42\n"}
     one = ("fleet", "exec", "--member", members[3], "--timeout", "0.2", "crew", "sleep 5")
     status, out, _ = shell.run(*one)
     assert status == 1
     assert out.strip() == f"{members[3]}: [timed out]"
-    status, _, err = shell.run("fleet", "exec", "--member", "m-x", "crew", "true")
+    status, _, err = shell.run("fleet", "exec", "--member", "x-1", "crew", "true")
     assert status == 2
-    assert "no member 'm-x'" in err
+    assert "no member 'x-1'" in err
     status, _, err = shell.run("fleet", "scale", "crew", "17")
     assert status == 2
     assert "0 to 16 members, not 17" in err

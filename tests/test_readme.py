@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from race.batch_spec import batch_from_data
 from race.cli.app import app
 from race.cli.sandboxes import app as sandboxes_app
+from race.fleet import fleets
 from race.spec import from_data
 from tests.racing import project, run, script, spec
 
@@ -48,9 +50,29 @@ async def test_the_plugins_race(tmp_path: Path, home: Path, plugins: str) -> Non
 
 
 def test_the_race_file_is_taken(tmp_path: Path) -> None:
-    (block,) = blocks("toml")
+    block = blocks("toml")[0]
     made = from_data(tomllib.loads(block), tmp_path / "race.toml")
     assert [e.name for e in made.entries] == ["numpy", "by-hand"]
+
+
+def test_the_batch_file_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "printer.md").write_text("Print.")
+    made = batch_from_data(tomllib.loads(blocks("toml")[1]), tmp_path / "batch.toml")
+    assert [t.task.prompt for t in made.tasks] == [
+        "Make the tests in tests/test_parser.py pass.",
+        "Print.\n\nOnly printer.py may change.",
+    ]
+    assert [t.base.project for t in made.tasks] == ["../parser", "https://example.org/printer.git"]
+
+
+def test_the_fleet_works(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RACE_HOME", str(home))
+    (block,) = [b for b in blocks("python") if "Fleet.create" in b]
+    exec(compile(block, str(README), "exec"), {"__name__": "readme"})  # noqa: S102 - our own README
+    assert capsys.readouterr().out.count("exit_code=0") == 2
+    assert fleets(home) == []
 
 
 def test_the_demo_is_there() -> None:
@@ -61,7 +83,7 @@ def test_the_demo_is_there() -> None:
 
 
 def test_commands_and_plugins_are_all_named() -> None:
-    top = [c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands]
+    top = [c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands if not c.hidden]
     named = re.findall(r"race ([a-z]+)", TEXT)
     assert set(top) <= set(named)
     (line,) = re.findall(r"`race sandbox ([a-z\\|]+)`", TEXT)

@@ -93,7 +93,7 @@ def test_killed_at_random_moments(tmp_path: Path, home: Path) -> None:
         total += killed.kills
         repeats += killed.repeats
         phases += killed.phases
-    print(f"{total} kills, {repeats} calls repeated, at {dict(phases)}")
+    sys.stdout.write(f"{total} kills, {repeats} calls repeated, at {dict(phases)}" + "\n")
 
 
 def test_a_process_that_was_taken_for_dead_writes_nothing_more(tmp_path: Path, home: Path) -> None:

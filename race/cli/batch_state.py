@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from race.cli.race_state import RaceState
 from race.store import Event
@@ -79,7 +80,7 @@ class BatchState:
         return seconds, seconds * math.exp(-share), seconds * math.exp(share)
 
     def _spent(self, event: Event) -> None:
-        usage = event.data.get("usage") or {}
+        usage = cast("dict[str, Any]", event.data.get("usage") or {})
         used = int(usage.get("input_tokens", 0)) + int(usage.get("output_tokens", 0))
         cost = usage.get("cost_usd")
         self.tokens += used

@@ -33,7 +33,8 @@ Default = Annotated[
     list[str] | None,
     typer.Option(
         "--default",
-        help="What prompts to a member say, such as agent=openai,model=NAME, or a JSON object; given again, for members in turn.",
+        help="What prompts to a member say, such as agent=openai,model=NAME, or a JSON object; given again, for "
+        "members in turn.",
     ),
 ]
 

@@ -254,9 +254,12 @@ def rm(
     row = store.race(name)
     if row.alive:
         raise SpecError(f"{row.id} is running; interrupt it first")
-    run_async(lambda: delete_sandboxes(home(), {row.id}))
-    shutil.rmtree(store.folder(row.id), ignore_errors=True)
-    store.remove(row.id)
+    below = [r.id for r in store.races(row.id)]
+    for problem in run_async(lambda: delete_sandboxes(home(), {row.id, *below})):
+        tell(problem)
+    for each in (row.id, *below):
+        shutil.rmtree(store.folder(each), ignore_errors=True)
+        store.remove(each)
     typer.echo(f"removed {row.id}")
 
 

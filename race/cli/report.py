@@ -19,7 +19,7 @@ from race.cli import wording
 from race.cli.patch_text import patch_size, short_diff
 from race.cli.standings_table import in_order, standings_table
 from race.store import RaceRow
-from race.verdict import AttemptVerdict, Verdict
+from race.verdict import AttemptVerdict, Round, Verdict
 
 __all__ = ["listing", "report", "short_diff"]
 
@@ -44,11 +44,25 @@ def report(verdict: Verdict, console: Console, *, diff: bytes | str | None = Non
     if verdict.attempts:
         console.print()
         console.print(standings_table(verdict, wide=console.width >= _WIDE))
+    _section(console, "Rounds", [(f"{r.number}", _round(r)) for r in verdict.lineage])
     _section(console, "Remarks" if winner else "Why nobody won", _reasons(verdict))
     _section(console, "Warnings", [("", Text(wording.one_line(w), style="yellow")) for w in verdict.warnings])
     if winner is not None:
         _winner(console, winner, diff.encode("utf-8", "surrogateescape") if isinstance(diff, str) else diff)
     _next(console, verdict, winner)
+
+
+def _round(each: Round) -> Text:
+    if each.winner is None:
+        return Text("nobody was measurably better than the round before")
+    name = wording.one_line(each.winner)
+    if each.speedup is None:
+        return Text(name)
+    s = each.speedup
+    ends = f"{wording.times(s.low)} to {wording.times(s.high)}"
+    return Text(
+        f"{name}, {wording.times(s.vs_base)} times ({ends}); {wording.times(each.total)} times in all"
+    )
 
 
 def _headline(verdict: Verdict, winner: AttemptVerdict | None) -> Text:
@@ -69,9 +83,13 @@ def _headline(verdict: Verdict, winner: AttemptVerdict | None) -> Text:
         unit = next(iter(winner.metrics.values())).unit if winner.metrics else ""
         low, high = wording.times(s.low), wording.times(s.high)
         head.append(f": {wording.times(s.vs_base)} times", "bold")
-        head.append(f" {wording.comparison(unit)} the base ({low} to {high})")
+        head.append(
+            f" {wording.comparison(unit)} {'its' if len(verdict.lineage) > 1 else 'the'} base ({low} to {high})"
+        )
         if verdict.confidence > 0:
             head.append(f", {wording.percent(verdict.confidence)} sure")
+        if len(verdict.lineage) > 1:
+            head.append(f"; {wording.times(verdict.lineage[-1].total)} times in all rounds together")
     return head
 
 

@@ -56,6 +56,7 @@ def shown(folder: Path, what: str) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.timeout(150)
 def test_three_repositories_and_one_that_fails(shell: Shell) -> None:
     status, out, err = shell.run("batch", "batch.toml", "--key", "nightly", "--json")
     assert status == 1, err
@@ -67,7 +68,11 @@ def test_three_repositories_and_one_that_fails(shell: Shell) -> None:
     status, out, _ = shell.run("batch", "batch.toml", "--key", "nightly", "--csv")
     assert time.monotonic() - began < 5
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert [(r["variant"], r["eligible_rate"]) for r in rows] == [("lower", "1.0"), ("more", "1.0"), ("breaks", "0.0")]
+    assert [(r["variant"], r["eligible_rate"]) for r in rows] == [
+        ("lower", "1.0"),
+        ("more", "1.0"),
+        ("breaks", "0.0"),
+    ]
     git(shell.folder / "two" / "project", "branch", "race/two")
     status, out, _ = shell.run("apply", "--all", "nightly")
     assert status == 1
@@ -88,6 +93,7 @@ def test_three_repositories_and_one_that_fails(shell: Shell) -> None:
     assert [s["labels"]["role"] for s in shell.sandboxes()] == ["base"]  # their content is the same
 
 
+@pytest.mark.timeout(150)
 def test_detached_watched_and_cancelled(shell: Shell) -> None:
     text = (shell.folder / "batch.toml").read_text()
     (shell.folder / "batch.toml").write_text(text.replace("echo more > notes.txt", "sleep 60"))
