@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
@@ -390,7 +390,7 @@ async def _work(
             anyio.move_on_after(left) as timer,
             boundary(AgentError, f"agent {attempt.entry.agent!r}"),
         ):
-            done: object = await run(task_of(course.spec), bash, context)
+            done = cast("object", await run(task_of(course.spec), bash, context))
             if not isinstance(done, Trajectory):
                 raise TypeError(f"run() returned {type(done).__name__}, not a Trajectory")
             if account.broken:

@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -116,7 +116,7 @@ async def prepare(
             text has its output, and nothing is left behind.
         MachineError: this machine cannot run sandboxes.
     """
-    tell = on_progress or (lambda _: None)
+    tell = on_progress or _ignore
     image = spec.base.image
     if image != "host":
         image = str(spec.folder / Path(image).expanduser())
@@ -166,6 +166,10 @@ def check_patterns(spec: RaceSpec, project: Project) -> None:
                 f"{spec.place('task', 'protected', i)}: {pattern!r} is not in the project; "
                 f"{nearest(pattern, [printable(p) for p in paths][:50])}"
             )
+
+
+def _ignore(_: str) -> None:
+    """Nobody wants to be told."""
 
 
 async def _cached(folder: Path, provider: SandboxProvider) -> Base | None:
@@ -297,7 +301,7 @@ async def _remove(provider: SandboxProvider, name: str) -> None:
 
 
 @asynccontextmanager
-async def _collected(spec: RaceSpec, winner: Winner | None) -> AsyncIterator[Project]:
+async def _collected(spec: RaceSpec, winner: Winner | None) -> AsyncGenerator[Project]:
     manager = collected(spec) if winner is None else materialized(winner)
     project = await anyio.to_thread.run_sync(manager.__enter__)
     try:

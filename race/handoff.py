@@ -267,7 +267,7 @@ def _merge_text(shown: str, current: bytes, old: bytes, new: bytes) -> bytes:
             f"{shown} has changed since the race began, and is not text that could be merged"
         )
     with tempfile.TemporaryDirectory() as temporary:
-        names = []
+        names: list[str] = []
         for name, content in (("current", current), ("old", old), ("new", new)):
             (Path(temporary) / name).write_bytes(content)
             names.append(name)

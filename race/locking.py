@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ _POLL = 0.05
 
 
 @asynccontextmanager
-async def locked(path: Path, on_wait: Callable[[], None]) -> AsyncIterator[None]:
+async def locked(path: Path, on_wait: Callable[[], None]) -> AsyncGenerator[None]:
     """Hold an exclusive lock on a file (flock(2)), which is made if it is not there.
 
     Args:

@@ -11,10 +11,11 @@ import json
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import anyio
 import numpy as np
@@ -62,7 +63,7 @@ class Measured:
 
 
 @asynccontextmanager
-async def lane(home: Path, emit: Emit) -> AsyncIterator[None]:
+async def lane(home: Path, emit: Emit) -> AsyncGenerator[None]:
     """Hold the machine's measuring lane."""
     async with locked(home / "lane.lock", lambda: emit("lane.waiting")):
         yield
@@ -238,9 +239,10 @@ async def measure_once(image: ReplayImage, name: str, metric: Metric, context: S
     async with image.replay() as replay:
         with boundary(ScorerError, f"scorer {name!r}"):
             began = time.monotonic()
-            sample: object = await metric.measure(replay, context)
-            if not isinstance(sample, Sample):
-                raise TypeError(f"measure() returned {type(sample).__name__}, not a Sample")
+            given = cast("object", await metric.measure(replay, context))
+            if not isinstance(given, Sample):
+                raise TypeError(f"measure() returned {type(given).__name__}, not a Sample")
+            sample = given
             if changed := await moved(replay):
                 raise Rejected(changed)
     if not (math.isfinite(sample.value) and sample.value > 0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -123,7 +123,7 @@ def provider(name: str, home: Path, where: str) -> SandboxProvider:
 
 
 @contextmanager
-def boundary(kind: type[AttemptError], what: str) -> Iterator[None]:
+def boundary(kind: type[AttemptError], what: str) -> Generator[None]:
     """Give what a plugin raises its type; pass on what has one, outcomes, and cancellation.
 
     Args:

@@ -12,7 +12,7 @@ import re
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +74,7 @@ def is_url(project: str) -> bool:
 
 
 @contextmanager
-def collected(spec: RaceSpec) -> Iterator[Project]:
+def collected(spec: RaceSpec) -> Generator[Project]:
     """The files of a race's project; those of a git URL exist until the block ends.
 
     Raises:
@@ -205,8 +205,6 @@ def _listing_without_repository(folder: Path) -> list[bytes]:
 
 def _split(runner: git.Git, *arguments: str) -> list[bytes]:
     out = runner.execute(["git", *arguments], stdout_as_string=False, strip_newline_in_stdout=False)
-    if not isinstance(out, bytes):
-        raise TypeError("git's listing must be bytes")
     return out.split(b"\0")[:-1]
 
 

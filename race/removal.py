@@ -10,9 +10,9 @@ import contextlib
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio.to_thread
@@ -182,10 +182,9 @@ def _orphaned_files(home: Path, sandboxes: AbstractSet[str]) -> list[str]:
 
 
 def _clean_base(folder: Path, sandboxes: AbstractSet[str]) -> list[str]:
-    try:
+    record: dict[str, str] = {}
+    with suppress(OSError, ValueError):
         record = json.loads((folder / "base.json").read_text())
-    except (OSError, ValueError):
-        record = {}
     if record.get("sandbox") not in sandboxes:
         shutil.rmtree(folder, ignore_errors=True)
         return [f"files of the base {folder.name}"]
@@ -200,7 +199,7 @@ def _clean_base(folder: Path, sandboxes: AbstractSet[str]) -> list[str]:
 
 
 @contextmanager
-def _unlocked(path: Path) -> Iterator[bool]:
+def _unlocked(path: Path) -> Generator[bool]:
     """Whether nobody holds a lock; if so, it is held for the block."""
     with path.open("a") as file:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from race.bash import shown
 from race.errors import Rejected, SandboxError
 from race.machine import is_scratch, may_be_carried
 from race.project import matching
-from race.sandbox import Change, ChangeKind, Entry, Link, Sandbox, SandboxProvider
+from race.sandbox import Change, ChangeKind, Entry, Link, Network, Sandbox, SandboxProvider
 from race.scoring import Replay, must_have_worked
 from race.spec import RaceSpec
 from race.submission import Package, Submission, printable
@@ -64,14 +64,14 @@ class ReplayImage:
         self.base = base
         self.submission = submission
         self._task = task_of(spec)
-        self._network = spec.base.network.scoring
+        self._network: Network = spec.base.network.scoring
         self._env = {k: v for k, v in SCORING_ENV.items() if k not in spec.base.env}
         self._labels = labels
         self._is_base = is_base
         self._numbers = itertools.count(1)
 
     @asynccontextmanager
-    async def replay(self) -> AsyncIterator[Replay]:
+    async def replay(self) -> AsyncGenerator[Replay]:
         """A fork for one call of a scorer; deleted when the block ends."""
         name = f"{self.sandbox.name}-{next(self._numbers)}"
         fork = await self.sandbox.fork(name, network=self._network, labels=self._labels)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import git
-from gitdb import IStream
+from gitdb import IStream  # pyright: ignore[reportMissingTypeStubs]
 
 IDENTITY = {
     "GIT_AUTHOR_NAME": "race",
@@ -125,8 +125,8 @@ class ProjectRepository:
     def store(self, content: bytes) -> str:
         """Keep content and return its object name."""
         stream = IStream("blob", len(content), io.BytesIO(content))
-        binsha: bytes = self._repo.odb.store(stream).binsha
-        return binsha.hex()
+        store = cast("Callable[[IStream], Any]", self._repo.odb.store)  # pyright: ignore[reportUnknownMemberType]
+        return bytes(store(stream).binsha).hex()
 
     def store_files(self, paths: list[bytes]) -> list[str]:
         """Keep many files of the host at once, as they are on disk; one object name for each."""

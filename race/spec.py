@@ -11,12 +11,13 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from race.errors import SpecError
 from race.lineup import multiplied
+from race.sandbox import Network
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """What tasks, entries and scorers may be called: their names become parts of file and sandbox names."""
@@ -37,7 +38,7 @@ def _bytes(value: object) -> object:
 
 Size: TypeAlias = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NetworkSpec: TypeAlias = Literal["full", "none"] | tuple[str, ...]
+NetworkSpec: TypeAlias = Network
 
 
 class _Table(BaseModel):
@@ -307,9 +308,10 @@ def from_data(data: Mapping[str, Any], path: str | Path) -> RaceSpec:
     for own in ("path", "agent_defaults"):
         if own in tables:
             raise SpecError(f"{path}: {own}: unknown key; {nearest(own, _fields_at(RaceSpec, ()))}")
-    defaults = tables.pop("defaults", {})
-    if not isinstance(defaults, dict):
+    given = tables.pop("defaults", {})
+    if not isinstance(given, dict):
         raise SpecError(f"{path}: defaults: must be a table")
+    defaults = cast("dict[str, Any]", given)
     if "entries" in tables:
         entries = multiplied(tables["entries"], tables.pop("seed", None), path)
         tables["entries"] = _with_defaults(entries, defaults, path)
@@ -321,14 +323,19 @@ def from_data(data: Mapping[str, Any], path: str | Path) -> RaceSpec:
     return _complete(spec)
 
 
-def _with_defaults(entries: object, defaults: Mapping[str, Any], path: Path) -> object:
+def _with_defaults(entries: Any, defaults: Mapping[str, Any], path: Path) -> object:
     if not isinstance(entries, list):
         raise SpecError(f"{path}: entries: write each as a table headed [[entries]]")
     for key in ("name", "count"):
         if key in defaults:
             raise SpecError(f"{path}: defaults.{key}: belongs to each entry, not to the defaults")
     shared = {k: v for k, v in defaults.items() if k in EntrySpec.model_fields}
-    return [{**shared, **entry} if isinstance(entry, dict) else entry for entry in entries]
+
+    def merged(entry: Any) -> object:
+        return {**shared, **cast("dict[str, Any]", entry)} if isinstance(entry, dict) else entry
+
+    tables: list[Any] = entries
+    return [merged(entry) for entry in tables]
 
 
 def _complete(spec: RaceSpec) -> RaceSpec:

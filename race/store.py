@@ -301,7 +301,7 @@ class Store:
             raise MachineError(f"the folder {self.folder(race)} cannot be made: {e.strerror}") from e
 
     @contextmanager
-    def _writing(self) -> Generator[None, None, None]:
+    def _writing(self) -> Generator[None]:
         with self._lock:
             try:
                 yield

@@ -42,6 +42,7 @@ class Machine:
         noise = self.rng.normal(0, self.jitter) + 0.02 * math.sin(k / 20)
         noise += self.rng.exponential(0.3) if self.rng.random() < 0.03 else 0.0
         wait = self.rng.uniform(0.2, 0.6) if self.rng.random() < self.busy else 0.0
+        noise += 0.1 * wait * self.rng.normal()
         value = self.costs[entrant.name] * math.exp(noise) / (1 - wait)
         return Sample(value, wait, self.seconds)
 
@@ -158,16 +159,19 @@ def test_a_rejected_entrant_leaves_with_its_reason() -> None:
 
 
 def test_who_was_beaten_by_a_rejected_entrant_is_back() -> None:
-    costs = {"base": 200, "cheat": 10.0, "other": 10.1, "b": 50, "c": 60}
-    caught = {"cheat": 5, "other": 6}
+    costs = {"base": 200, "cheat": 10.0, "other": 10.1, "b": 50, "c": 50.5}
+    caught = {"cheat": 5, "other": 5}
     machine = Machine(
         costs, reject=lambda name, number: "cheated" if number >= caught.get(name, 99) else None
     )
     standings = hold(machine)
-    assert standings.winner == "b"
-    assert standings.significant
+    assert standings.winner in {"b", "c"}
     assert standings["cheat"].state == standings["other"].state == "rejected"
-    assert {number for name, number, _ in machine.calls if name == "b"} > {0, 1, 2, 3}
+    measured = [{number for name, number, _ in machine.calls if name == back} for back in ("b", "c")]
+    assert all(rounds >= {0, 1, 2, 3, 6} for rounds in measured)
+    assert all(5 not in rounds for rounds in measured)
+    assert standings["base"].state == "eliminated"
+    assert "'cheat'" not in standings["base"].reason
 
 
 def test_when_all_are_rejected_nobody_wins() -> None:
@@ -261,7 +265,7 @@ def test_one_round_is_always_held_but_proves_nothing() -> None:
 
 
 def test_rounds_and_seeds() -> None:
-    machine = Machine({"base": 100, "a": 99.5, "b": 99.7})
+    machine = Machine({"base": 100.0, "a": 99.5, "b": 99.7})
     standings = hold(machine, warmup=2, max_rounds=4)
     rounds = {number for _, number, _ in machine.calls}
     assert rounds == set(range(2 + standings.rounds))
@@ -276,7 +280,7 @@ def test_rounds_and_seeds() -> None:
 
 
 def test_the_same_samples_give_the_same_standings() -> None:
-    costs = {"base": 120, "a": 100, "b": 103, "c": 110}
+    costs = {"base": 120.0, "a": 100.0, "b": 103.0, "c": 110.0}
     assert hold(Machine(costs, busy=0.5), seed=4) == hold(Machine(costs, busy=0.5), seed=4)
 
 
@@ -325,19 +329,19 @@ def test_waits_are_taken_out() -> None:
 
 
 def test_claims_are_as_sure_as_they_say() -> None:
-    tied = [hold(Machine({"base": 200, "a": 100, "b": 100}, seed, busy=0.3), seed=seed) for seed in range(60)]
-    assert sum(standings.significant for standings in tied) <= 8
+    tied = [hold(Machine({"base": 200, "a": 100, "b": 100}, seed, busy=0.3), seed=seed) for seed in range(40)]
+    assert sum(standings.significant for standings in tied) <= 6
     assert all(standings.winner in {"a", "b"} for standings in tied)
 
 
 def test_intervals_cover_the_truth() -> None:
     inside = 0
-    for seed in range(60):
+    for seed in range(40):
         standings = hold(Machine({"base": 110, "a": 100, "b": 104}, seed, busy=0.3), seed=seed, max_rounds=6)
         speedup = standings["b"].vs_base
         assert speedup is not None
         inside += speedup.low < 110 / 104 < speedup.high
-    assert inside >= 53
+    assert inside >= 35
 
 
 def test_thirty_entrants_cost_little_to_compute() -> None:
@@ -347,7 +351,7 @@ def test_thirty_entrants_cost_little_to_compute() -> None:
     standings = hold(machine, max_rounds=15, runs_each=30)
     spent = time.process_time() - begin
     assert standings.rounds == 30
-    assert standings.runs > 800
+    assert standings.runs > 600
     assert spent < 2
 
 
@@ -390,7 +394,7 @@ def test_modes() -> None:
 
 def test_an_unknown_name() -> None:
     with pytest.raises(KeyError):
-        hold(Machine({"base": 1}))["somebody"]
+        hold(Machine({"base": 1.0}))["somebody"]
 
 
 def test_scipy_is_not_needed() -> None:

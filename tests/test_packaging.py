@@ -55,5 +55,9 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(tmp_path: Path) -> None
         assert wanted in names
     tops = {n.split("/")[0] for n in names}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"race", "race_agents", "race_scorers"}
-    for line in ("race = race.cli:main", "script = race_agents.script:Script", "tests = race_scorers.tests:Tests"):
+    for line in (
+        "race = race.cli:main",
+        "script = race_agents.script:Script",
+        "tests = race_scorers.tests:Tests",
+    ):
         assert line in points

@@ -11,7 +11,8 @@ import pytest
 from race.statistics.boundary import boundary, normal_deviate, t_quantile
 from race.statistics.cautions import ADVICE, Measured, cautions
 from race.statistics.decision import Looks, decide, draws
-from race.statistics.fit import Array, Fit, fit_rounds
+from race.statistics.fit import Fit, fit_rounds
+from race.statistics.mixture import Array
 
 LEVELS = np.array([0.0, 0.05, 0.1, 0.3])
 
@@ -37,7 +38,8 @@ def test_clean_samples_give_levels_and_errors(*, one_sided: bool) -> None:
 
 
 def test_disturbance_only_adds() -> None:
-    errors, medians = [], []
+    errors: list[float] = []
+    medians: list[float] = []
     for seed in range(20):
         rng = np.random.default_rng([6, seed])
         y = (
@@ -45,8 +47,9 @@ def test_disturbance_only_adds() -> None:
             + noise(seed, 12, 4)
             + np.where(rng.random((12, 4)) < 0.5, rng.uniform(0.2, 0.7, (12, 4)), 0)
         )
-        errors.append(np.abs(fitted(y).against(0)[0] - LEVELS).max())
-        medians.append(np.abs(np.median(y, 0) - np.median(y, 0)[0] - LEVELS).max())
+        errors.append(float(np.abs(fitted(y).against(0)[0] - LEVELS).max()))
+        middle = np.median(y, 0)
+        medians.append(float(np.abs(middle - middle[0] - LEVELS).max()))
     assert np.median(errors) < 0.05
     assert np.median(errors) < np.median(medians) / 4
 
@@ -63,7 +66,7 @@ def test_arms_that_left_early_are_still_compared() -> None:
     y[3:, 3] = np.nan
     fit = fitted(y)
     difference, error = fit.against(0)
-    assert difference == pytest.approx(LEVELS, abs=0.04)
+    assert (np.abs(difference - LEVELS)[1:] < 3.5 * error[1:]).all()
     assert error[3] > 1.3 * error[1]
     assert np.isnan(fit.residuals[5, 3])
     assert fit.weights[5, 3] == 0
@@ -74,7 +77,8 @@ def test_samples_that_waited_count_less() -> None:
     waits[::2, 1] = 0.6
     y = LEVELS + noise(3, 8, 4) + waits * noise(4, 8, 4, 0.1)
     fit = fitted(y, waits)
-    assert fit.weights[::2, 1].mean() < 0.4 < 0.8 < fit.weights[1::2, 1].mean()
+    assert fit.weights[::2, 1].mean() < 0.4
+    assert fit.weights[1::2, 1].mean() > 0.8
 
 
 def test_the_order_of_arms_and_rounds_does_not_matter() -> None:
@@ -82,7 +86,7 @@ def test_the_order_of_arms_and_rounds_does_not_matter() -> None:
     arms, rounds = np.array([2, 0, 3, 1]), np.random.default_rng(0).permutation(9)
     one, other = fitted(y), fitted(y[rounds][:, arms])
     assert other.effects == pytest.approx(one.effects[arms])
-    assert other.variance == pytest.approx(one.variance[arms])
+    assert other.scale == pytest.approx(one.scale[arms])
     assert other.covariance == pytest.approx(one.covariance[np.ix_(arms, arms)], rel=1e-6, abs=1e-6)
 
 
@@ -101,13 +105,19 @@ def test_on_two_sides_the_unit_does_not_matter(factor: float) -> None:
     one = fit_rounds(y, zero, one_sided=False, floor=1e-6)
     other = fit_rounds(y * factor, zero, one_sided=False, floor=1e-6 * factor)
     assert other.effects == pytest.approx(one.effects * factor)
-    assert other.variance == pytest.approx(one.variance * factor**2)
+    assert other.scale == pytest.approx(one.scale * factor)
+    assert other.covariance == pytest.approx(one.covariance * factor**2)
 
 
-def test_a_noisy_arm_has_a_variance_of_its_own() -> None:
-    y = LEVELS + noise(8, 12, 4, 0.01) * np.array([1, 1, 1, 10])
-    variance = fitted(y, one_sided=False).variance
-    assert variance[3] > 20 * variance[:3].max()
+@pytest.mark.parametrize("one_sided", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_noisy_arm_has_a_spread_of_its_own(seed: int, *, one_sided: bool) -> None:
+    y = LEVELS + noise(80 + seed, 12, 4, 0.01) * np.array([1, 1, 1, 10])
+    fit = fitted(y, one_sided=one_sided)
+    assert fit.scale[3] > 3 * fit.scale[:3].max()
+    difference, error = fit.against(0)
+    assert abs(difference[3] - 0.3) < 3.5 * error[3]
+    assert error[3] > 3 * error[1]
 
 
 @pytest.mark.parametrize("one_sided", [True, False])
@@ -189,6 +199,14 @@ def test_undecided() -> None:
     assert len(decision.rivals) == 3
 
 
+def test_one_undisturbed_sample_proves_nothing() -> None:
+    y = LEVELS + noise(14, 3, 4, 0.005)
+    y[1:, 3] += [0.4, 0.7]
+    fit = fitted(y)
+    assert fit.clean[3] < 2
+    assert decide(fit, [0, 1, 2, 3], looks(), base=None, indifference=0.01).rivals == (3,)
+
+
 def test_draws_have_the_moments_of_the_fit() -> None:
     fit = fitted(LEVELS + noise(13, 40, 4))
     drawn = draws(fit, [0, 1, 2, 3], np.random.default_rng(0), count=20_000)
@@ -221,8 +239,8 @@ def seen(m: Measured) -> set[tuple[str, str | None]]:
 
 
 def test_clean_samples_raise_no_caution() -> None:
-    raised = [seen(measured(LEVELS + noise(seed, rounds, 4))) for rounds in (3, 8, 20) for seed in range(60)]
-    assert sum(bool(kinds) for kinds in raised) <= 2
+    raised = [seen(measured(LEVELS + noise(seed, rounds, 4))) for rounds in (3, 8, 20) for seed in range(40)]
+    assert sum(bool(kinds) for kinds in raised) <= 1
 
 
 def test_two_heaps() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -45,11 +45,16 @@ def doctor(
     findings, can = run_async(look)
     works = all(f.ok for f in findings if f.required)
     if as_json:
-        document = {
+        document: dict[str, Any] = {
             "works": works,
             "home": str(state),
             "findings": [asdict(f) for f in findings],
-            "capabilities": {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(can).items()},
+            "capabilities": {
+                "isolated": can.isolated,
+                "networks": sorted(can.networks),
+                "limits": sorted(can.limits),
+                "images": sorted(can.images),
+            },
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return 0 if works else CANNOT

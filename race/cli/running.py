@@ -6,7 +6,7 @@ import functools
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import anyio
 import typer
@@ -89,10 +89,12 @@ def exiting(command: Callable[P, int | None]) -> Callable[P, None]:
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one error in nested groups of one; a task group wraps what a single task raised."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    while len(group.exceptions) == 1:
+        error = group.exceptions[0]
+        if not isinstance(error, BaseExceptionGroup):
+            return error
+        group = cast("BaseExceptionGroup[BaseException]", error)
+    return group
 
 
 def tell(text: str) -> None:

@@ -14,7 +14,8 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from race.statistics.fit import MAD, Array, Fit
+from race.statistics.fit import Fit
+from race.statistics.mixture import MAD, Array
 
 Kind: TypeAlias = Literal[
     "bimodal samples",
@@ -176,7 +177,7 @@ def first_unlike(m: Measured) -> Iterator[Caution]:
 def noisy(m: Measured) -> Iterator[Caution]:
     """One arm's samples scatter far more than the others'."""
     known = [arm for arm in m.known() if np.isfinite(m.y[:, arm]).sum() >= 3]
-    spreads = np.sqrt(m.fit.variance)
+    spreads = m.fit.scale
     for arm in known:
         others = [float(spreads[other]) for other in known if other != arm]
         if others and spreads[arm] > max(3 * float(np.median(others)), 3 * m.margin):
@@ -188,9 +189,9 @@ def bimodal(m: Measured) -> Iterator[Caution]:
     for arm in m.known():
         samples = np.sort(m.samples(arm))
         count = len(samples)
-        if count < 8:
+        if count < 10:
             continue
-        least = max(2, math.ceil(count / 4))
+        least = max(3, math.ceil(count / 4))
         splits = range(least, count - least + 1)
         split = min(splits, key=lambda at: float(samples[:at].var() * at + samples[at:].var() * (count - at)))
         low, high = samples[:split], samples[split:]

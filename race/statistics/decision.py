@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from race.statistics.boundary import boundary, normal_deviate, t_quantile
-from race.statistics.fit import Array, Fit
+from race.statistics.fit import Fit
+from race.statistics.mixture import Array
 
 Outcome: TypeAlias = Literal["claimed", "tied", "no better"]
+
+
+AGREEING: Final = 2.5
+"""Undisturbed samples that an arm must have for anything to be sure of it, but no more than nine in ten rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +106,17 @@ def decide(
 
 
 def deviates(fit: Fit, leader: int) -> Array:
-    """How surely each arm is worse than the leader, in normal deviates; below 0 where it is not worse at all."""
+    """How surely each arm is worse than the leader, in normal deviates; below 0 where it is not worse at all.
+
+    Nothing is sure of an arm that has hardly any undisturbed samples: a single one shows no level.
+    """
     difference, error = fit.against(leader)
-    if fit.df <= 0:
+    least = min(AGREEING, 0.9 * len(fit.rounds))
+    if fit.df <= 0 or fit.clean[leader] < least:
         return np.zeros_like(difference)
     t = difference / np.maximum(error, 1e-300)
-    return np.where(difference > 0, normal_deviate(np.minimum(t, 1e100), fit.df), -1.0)
+    sure = np.where(difference > 0, normal_deviate(np.minimum(t, 1e100), fit.df), -1.0)
+    return np.asarray(np.where(fit.clean < least, np.minimum(sure, 0.0), sure))
 
 
 def draws(fit: Fit, arms: Sequence[int], rng: np.random.Generator, count: int = 4000) -> Array:
@@ -114,6 +124,6 @@ def draws(fit: Fit, arms: Sequence[int], rng: np.random.Generator, count: int = 
     some = np.asarray(arms)
     values, vectors = np.linalg.eigh(fit.covariance[np.ix_(some, some)])
     root = vectors * np.sqrt(np.clip(values, 0, None))
-    normal = rng.standard_normal((count, len(some))) @ root.T * np.sqrt(fit.variance[some])
+    normal = rng.standard_normal((count, len(some))) @ root.T
     df = max(fit.df, 1.0)
     return np.asarray(fit.effects[some] + normal * np.sqrt(df / rng.chisquare(df, (count, 1))))

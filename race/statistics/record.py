@@ -8,7 +8,8 @@ import numpy as np
 
 from race.errors import Rejected
 from race.scoring import Sample
-from race.statistics.fit import Array, Fit, fit_rounds
+from race.statistics.fit import Fit, fit_rounds
+from race.statistics.mixture import Array
 from race.statistics.rule import Entrant, Rule
 from race.statistics.standings import State
 
@@ -114,15 +115,19 @@ class Record:
             self.states[beaten], self.reasons[beaten] = "live", ""
 
     def table(self) -> tuple[Array, Array]:
-        """(R, A) effects with NaN where nothing was measured, and waits."""
+        """(R, A) effects of who has a number, NaN where nothing was measured, and waits.
+
+        Rounds in which nobody else was measured than those that were rejected since are left out.
+        """
         shape = (self.rounds, len(self.entrants))
-        return np.array(self._rows).reshape(shape), np.array(self._waits).reshape(shape)
+        y, waits = np.array(self._rows).reshape(shape), np.array(self._waits).reshape(shape)
+        y[:, [state == "rejected" for state in self.states]] = np.nan
+        held = np.isfinite(y).any(1)
+        return y[held], waits[held]
 
     def fit(self) -> Fit:
         """Fit everybody who has a number; who has none has an infinite effect, and says nothing of the others."""
         y, waits = self.table()
-        known = np.array(
-            [a for a, state in enumerate(self.states) if state != "rejected" and self.samples[a]], np.intp
-        )
+        known = np.flatnonzero(np.isfinite(y).any(0))
         part = fit_rounds(y[:, known], waits[:, known], one_sided=self.rule.timelike, floor=self.rule.floor)
         return part if len(known) == len(self.entrants) else part.of(known, len(self.entrants))

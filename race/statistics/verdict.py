@@ -10,7 +10,8 @@ import numpy as np
 from race.statistics.boundary import t_quantile
 from race.statistics.cautions import Caution, Measured, cautions
 from race.statistics.decision import Decision, Looks, deviates, draws
-from race.statistics.fit import Array, Fit
+from race.statistics.fit import Fit
+from race.statistics.mixture import Array
 from race.statistics.record import Record
 from race.statistics.standings import Speedup, Standing, Standings, Why
 
@@ -30,9 +31,8 @@ def judge(record: Record, decision: Decision | None, looks: Looks, rng: np.rando
         if fit is None or decision is None
         else _winner(record, fit, decision, looks)
     )
-    significant = (
-        winner is not None and decision is not None and decision.outcome == "claimed" and why == "decided"
-    )
+    claimed = winner is not None and decision is not None and decision.outcome == "claimed"
+    significant = claimed and (why == "decided" or record.rule.require_improvement)
     chances, confidence = _chances(record, fit, winner, why, rng)
     names = [entrant.name for entrant in record.entrants]
     return Standings(
@@ -124,7 +124,8 @@ def _chances(
     favourite = 0 if winner is None else winner
     if favourite not in known:
         return chances, 1.0
-    return chances, float(np.mean(drawn[:, known.index(favourite)] - record.rule.margin < drawn.min(1)))
+    near = np.asarray(drawn[:, known.index(favourite)] - record.rule.margin < drawn.min(1), np.float64)
+    return chances, float(near.mean())
 
 
 def _standing(record: Record, fit: Fit | None, arm: int, winner: int | None, chance: float) -> Standing:
@@ -142,7 +143,7 @@ def _standing(record: Record, fit: Fit | None, arm: int, winner: int | None, cha
         warmup=tuple(s.value for s in record.warmup[arm]),
         median=median(s.value for s in samples) if samples else None,
         fitted=None if known is None else record.rule.value(float(known.effects[arm])),
-        spread=None if sure is None else math.sqrt(sure.variance[arm]),
+        spread=None if sure is None else float(sure.scale[arm]),
         vs_base=None if sure is None else _speedup(record, sure, arm, 0),
         vs_winner=None if sure is None or winner is None else _speedup(record, sure, arm, winner),
         p_best=chance,

@@ -37,8 +37,14 @@ began = time.perf_counter()
 count(text)
 print((time.perf_counter() - began) * 1000)
 """
-COUNTER = "from collections import Counter\\n\\n\\ndef count(text):\\n    return dict(Counter(text.split()))\\n"
-ENTRIES = "\n" + entry("counter", f"printf '{COUNTER}' > words.py") + entry("wrong", "echo 'count = dict' > words.py")
+COUNTER = (
+    "from collections import Counter\\n\\n\\ndef count(text):\\n    return dict(Counter(text.split()))\\n"
+)
+ENTRIES = (
+    "\n"
+    + entry("counter", f"printf '{COUNTER}' > words.py")
+    + entry("wrong", "echo 'count = dict' > words.py")
+)
 
 
 @pytest.mark.timeout(120)  # it prepares a virtual environment

@@ -44,7 +44,7 @@ def small_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
         program = shutil.which(name, path="/bin:/usr/bin")
         assert program is not None
         shutil.copy(program, top / "bin" / name)
-        linked = subprocess.run(["ldd", program], capture_output=True, check=True, text=True).stdout  # noqa: S603, S607
+        linked = subprocess.run(["ldd", program], capture_output=True, check=True, text=True).stdout
         for library in re.findall(r"(/\S+) \(0x", linked):
             place = top / library.lstrip("/")
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def small_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def provider(local_home: Path, anyio_backend: str) -> AsyncIterator[LocalProvider]:
+async def provider(local_home: Path, anyio_backend: str) -> AsyncIterator[LocalProvider]:  # noqa: ARG001 - it makes the test run under both event loops
     """A provider of the test's own. All its sandboxes are deleted when the test is over."""
     made = LocalProvider(local_home)
     yield made

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from race.sandbox import Sandbox
 
+
 @pytest.mark.anyio
 async def test_a_directory_is_an_image(
     provider: LocalProvider, small_image: Path, new_name: Callable[[], str]
@@ -57,7 +58,11 @@ async def test_the_identity_of_an_image_follows_its_content(provider: LocalProvi
 async def test_what_cannot_be_an_image_is_refused(
     provider: LocalProvider, new_name: Callable[[], str], tmp_path: Path
 ) -> None:
-    for image, words in ((str(tmp_path / "missing"), "directory"), ("debian:12", "'host'"), ("/", "contains")):
+    for image, words in (
+        (str(tmp_path / "missing"), "directory"),
+        ("debian:12", "'host'"),
+        ("/", "contains"),
+    ):
         with pytest.raises(SandboxError, match=words):
             await provider.create(SandboxSpec(new_name(), image=image))
     name = new_name()
@@ -80,7 +85,14 @@ async def test_the_hosts_tools_work_inside(sandbox: Sandbox) -> None:
         echo done
         """
     )
-    assert done.stdout.decode().split() == ["modules", "pip", "/opt/venv", "first", "/home/somebody", "done"], done
+    assert done.stdout.decode().split() == [
+        "modules",
+        "pip",
+        "/opt/venv",
+        "first",
+        "/home/somebody",
+        "done",
+    ], done
 
 
 @pytest.mark.anyio
@@ -88,8 +100,8 @@ async def test_other_users_exist_inside(sandbox: Sandbox) -> None:
     if os.geteuid() != 0:
         pytest.skip("an ordinary user's sandbox has one user id")
     done = await sandbox.exec(
-        "useradd -m somebody; su somebody -c 'id -un; touch /etc/x; echo shown >/dev/stdout'; install -o nobody /dev/null /x;"
-        "stat -c %U /x"
+        "useradd -m somebody; su somebody -c 'id -un; touch /etc/x; echo shown >/dev/stdout';"
+        "install -o nobody /dev/null /x; stat -c %U /x"
     )
     assert done.stdout.split() == [b"somebody", b"shown", b"nobody"]
     assert b"Permission denied" in done.stderr
@@ -105,7 +117,9 @@ async def test_the_check_finds_nothing_wrong_here(provider: LocalProvider) -> No
 
 def test_failures_come_with_a_remedy() -> None:
     home = Path("/x/home")
-    told = diagnosis.explain("Invalid argument; overlay: upper fs not supported as upperdir", "overlay at root", home)
+    told = diagnosis.explain(
+        "Invalid argument; overlay: upper fs not supported as upperdir", "overlay at root", home
+    )
     assert "RACE_HOME" in told
     assert str(home) in told
     assert "apparmor_restrict" in diagnosis.explain("Operation not permitted", "unshare", home)
@@ -122,11 +136,15 @@ from race.sandbox import SandboxSpec
 from race.sandboxes.local import LocalProvider, syscalls
 
 top, image = Path(sys.argv[1]), sys.argv[2]
-for name in ("lower", "upper", "work", "merged"):
-    (top / name).mkdir()
+folders = [top / name for name in ("low:er", "low,er", "up\\\\per", "work", "merged")]
+for each in folders:
+    each.mkdir()
+(folders[1] / "file").write_text("shown")
 syscalls.unshare(syscalls.CLONE_NEWNS)
 syscalls.mount(None, "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
-syscalls.mount_overlay(str(top / "merged"), [str(top / "lower")], str(top / "upper"), str(top / "work"))
+first, second, upper, work, merged = map(str, folders)
+syscalls.mount_overlay_by_option(merged, [first, second], upper, work)
+assert (top / "merged" / "file").read_text() == "shown"
 
 async def main():
     provider = LocalProvider(top / "merged" / "home")
@@ -142,8 +160,13 @@ anyio.run(main)
 """
 
 
-def test_a_store_that_overlay_cannot_write_to_is_named_with_the_remedy(small_image: Path, tmp_path: Path) -> None:
-    """In an interpreter of its own, which goes into a mount namespace of its own."""
+def test_a_store_that_overlay_cannot_write_to_is_named_with_the_remedy(
+    small_image: Path, tmp_path: Path
+) -> None:
+    """In an interpreter of its own, which goes into a mount namespace of its own.
+
+    The overlay is mounted the way that older kernels want it.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can mount the overlay to try it on")
     done = subprocess.run(
@@ -219,7 +242,10 @@ def test_an_ordinary_user_has_the_same_sandboxes(small_image: Path, tmp_path: Pa
     """Takes two interpreters' starts."""
     if os.geteuid() != 0:
         pytest.skip("then all tests run as one")
-    packages = [str(Path(race.__path__[0]).parent), *(each for each in sys.path if each.endswith("-packages"))]
+    packages = [
+        str(Path(race.__path__[0]).parent),
+        *(each for each in sys.path if each.endswith("-packages")),
+    ]
     program = _ordinary_python(":".join(packages))
     if program is None:
         pytest.skip("no Python that an ordinary user may run has the dependencies")

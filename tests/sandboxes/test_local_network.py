@@ -34,7 +34,7 @@ except OSError as error:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:  # noqa: N802 - the name that the library calls
+    def do_GET(self) -> None:
         text = f"{self.path} {self.headers.get('Proxy-Connection')}".encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
@@ -72,7 +72,9 @@ async def test_only_the_hosts_of_the_list_can_be_reached(
     assert refused.startswith("403 ")
     assert "example.org" in refused
     assert "403" in await _ask(made, "tunnel", "localhost", port + 1)
-    direct = await made.exec(["python3", "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"])
+    direct = await made.exec(
+        ["python3", "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"]
+    )
     assert direct.exit_code != 0
     assert b"http://127.0.0.1:3128" in (await made.exec("echo $https_proxy")).stdout
     fork = await made.fork(new_name())

@@ -1,7 +1,8 @@
 """Starts one of the provider's helper processes: ``python -I -S boot.py MODULE FD [ARGUMENT ...]``.
 
-A helper is forked from for every sandbox, and must be small: importing ``race`` the ordinary way would load the
-whole framework. So its packages are registered bare, and only the modules that the helper asks for are run.
+A helper is forked from for every sandbox, and must be small: importing ``race`` the ordinary way would load
+the whole framework. So its packages are registered bare, and only the modules that the helper asks for are
+run.
 """
 
 import importlib

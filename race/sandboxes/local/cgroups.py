@@ -1,7 +1,8 @@
 """Control groups: limits on memory and processors, where this process may make them.
 
-Both versions occur in the field, also at once. A sandbox gets a group of its own in each hierarchy that it needs;
-its name says whose home it belongs to, so that what a killed process left can be told from anything else.
+Both versions occur in the field, also at once. A sandbox gets a group of its own in each hierarchy that it
+needs; its name says whose home it belongs to, so that what a killed process left can be told from anything
+else.
 """
 
 from __future__ import annotations
@@ -166,18 +167,16 @@ def out_of_memory_kills(folders: Iterable[str]) -> int:
 
 
 def _set(folder: Path, version: int, limit: str, value: float) -> None:
+    first = version == 1
     if limit == "memory":
-        files = (
-            ("memory.max", "memory.swap.max")
-            if version == 2
-            else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-        )  # noqa: PLR2004
-        (folder / files[0]).write_text(str(int(value)))
+        (folder / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(int(value)))
         with contextlib.suppress(OSError):  # kernels without accounting of swap
-            (folder / files[1]).write_text("0" if version == 2 else str(int(value)))  # noqa: PLR2004
+            # The first version counts memory and swap together, the second one swap alone.
+            swap, most = ("memory.memsw.limit_in_bytes", int(value)) if first else ("memory.swap.max", 0)
+            (folder / swap).write_text(str(most))
         return
     quota = int(value * _PERIOD)
-    if version == 2:  # noqa: PLR2004
+    if not first:
         (folder / "cpu.max").write_text(f"{quota} {_PERIOD}")
     else:
         (folder / "cpu.cfs_period_us").write_text(str(_PERIOD))

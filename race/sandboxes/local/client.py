@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
-import stat
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,9 +18,10 @@ from race.sandboxes.local import changes, exchange, frames, liveness, talk
 from race.sandboxes.local.cgroups import out_of_memory_kills
 from race.sandboxes.local.command import request as command_request
 from race.sandboxes.local.command import run as run_command
-from race.sandboxes.local.layers import BelowLink, Layers
 from race.sandboxes.local.network import check_network, network_environment
-from race.sandboxes.local.records import Record, check_name
+from race.sandboxes.local.reading import read_file
+from race.sandboxes.local.record import Record, check_name
+from race.sandboxes.local.terminal import LocalTerminal, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -84,8 +83,8 @@ class LocalSandbox:
 
     Args:
         workshop: what all sandboxes of the provider share.
-        record: what is known of it now. If it is deleted and another one gets its name, this object stays with the
-            deleted one.
+        record: what is known of it now. If it is deleted and another one gets its name, this object stays
+            with the deleted one.
     """
 
     def __init__(self, workshop: Workshop, record: Record) -> None:
@@ -131,7 +130,7 @@ class LocalSandbox:
         cwd: str = "/",
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - the sandbox itself ends the command
+        timeout: float | None = None,
         output_limit: int = DEFAULT_OUTPUT_LIMIT,
         merge_stderr: bool = False,
     ) -> ExecResult:
@@ -151,6 +150,28 @@ class LocalSandbox:
         done = await run_command(self._folder, self._name, asked, stdin, output_limit)
         return done if out_of_memory_kills(groups) == before else _told_of_memory(done, merged=merge_stderr)
 
+    async def terminal(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        cwd: str = "/",
+        env: Mapping[str, str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+    ) -> LocalTerminal:
+        """Run a command on a terminal; default: an interactive shell."""
+        shell = "if command -v bash >/dev/null; then exec bash -i; else exec sh -i; fi"
+        asked = command_request(
+            shell if command is None else command,
+            cwd=cwd,
+            env={**self._env, **(env or {})},
+            timeout=None,
+            merged=True,
+            has_input=False,
+            terminal=[rows, columns],
+        )
+        return await opened(self._folder, self._name, asked)
+
     async def listen(self, port: int = 0) -> socket.socket:
         """A socket that listens on the sandbox's own loopback, to be accepted from by the caller, outside."""
         if self._record().network == "full":
@@ -167,7 +188,9 @@ class LocalSandbox:
         await exchange.put(self._folder, self._name, exchange.entries(entries))
 
     async def upload(self, source: Path, target: str) -> None:
-        """Copy a host file or directory tree into the sandbox. A stopped one is started for as long as it takes."""
+        """Copy a host file or directory tree into the sandbox. A stopped one is started for as long as it
+        takes.
+        """
         place = b"/" + changes.normal(target)
         stream = frames.tree(os.fsencode(source.resolve(strict=True)), place)
         was_stopped = state_of(self._record()) == "stopped"
@@ -188,44 +211,25 @@ class LocalSandbox:
         """The bytes of a regular file, read from outside."""
         wanted = changes.normal(path)
         async with self._locked(shared=True) as record:
-            return await anyio.to_thread.run_sync(self._read, record, wanted, limit)
-
-    def _read(self, record: Record, path: bytes, limit: int) -> bytes:
-        stack = max(
-            (
-                each
-                for each in self._workshop.stacks(record)
-                if path == each.at or changes.within(path, each.at)
-            ),
-            key=lambda each: len(each.at),
-        )
-        shown = os.fsdecode(b"/" + path)
-        with Layers([*stack.own, *stack.base]) as layers:
+            stacks = self._workshop.stacks(record)
             try:
-                found = layers.find(changes.relative(path, stack.at))
-            except BelowLink as link:
-                raise SandboxError(f"{shown!r} is below a link: {os.fsdecode(link.args[0])!r}") from None
-            if found is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), shown)
-            if not stat.S_ISREG(found.status.st_mode):
-                raise SandboxError(f"{shown!r} is not a regular file but a {changes.kind_of(found.status)}")
-            opened = layers.open(found.layer, changes.relative(path, stack.at), os.O_RDONLY | os.O_NONBLOCK)
-            if opened is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), shown)
-            with open(opened, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
-                if not stat.S_ISREG(os.fstat(opened).st_mode):
-                    raise SandboxError(f"{shown!r} is not a regular file")
-                data = file.read(limit + 1) if os.fstat(opened).st_size <= limit else b""
-                if len(data) > limit or os.fstat(opened).st_size > limit:
-                    raise SandboxError(f"{shown!r} is larger than {limit} bytes")
-                return data
+                return await anyio.to_thread.run_sync(read_file, stacks, wanted, limit)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise SandboxError(f"a file of the sandbox {self._name!r} cannot be read: {error}") from error
 
     async def changes(self, under: str | bytes = "/", *, limit: int = 200_000) -> list[Change]:
         """What differs from the sandbox that this one was forked from, below ``under``, sorted by path."""
         wanted = changes.normal(under)
         async with self._locked(shared=True) as record:
             stacks = self._workshop.stacks(record)
-            return await anyio.to_thread.run_sync(changes.changes, stacks, wanted, limit)
+            try:
+                return await anyio.to_thread.run_sync(changes.changes, stacks, wanted, limit)
+            except OSError as error:
+                raise SandboxError(
+                    f"the files of the sandbox {self._name!r} cannot be looked at: {error}"
+                ) from error
 
     # Life
 
@@ -245,6 +249,9 @@ class LocalSandbox:
             self._workshop.cgroups.plan(name, limits)
         async with contextlib.AsyncExitStack() as claim:
             async with self._locked() as parent:
+                running = liveness.alive(parent.init)
+                if not running:
+                    parent = self._workshop.seal(parent)  # noqa: PLW2901 - the same parent, as it is now
                 child = parent.model_copy(
                     update={
                         "name": name,
@@ -253,17 +260,21 @@ class LocalSandbox:
                         "labels": dict(labels or {}),
                         "created": time.time(),
                         "parent": parent.name,
+                        "inherited": (*parent.own, *parent.inherited),
                         "own": (),
                         "sealed": 0,
                         "init": None,
                         "frozen": False,
-                        "cgroups": (),
+                        "cgroups": self._workshop.cgroups.plan(
+                            name, parent.limits if limits is None else limits
+                        ),
                         "complete": False,
                     }
                 )
                 await claim.enter_async_context(self._records.new(child))
                 await claim.enter_async_context(self._workshop.removed_on_failure(child))
-                child = await self._workshop.give_files(parent, child)
+                if running:
+                    child = await self._workshop.copy_written(parent, child)
             return LocalSandbox(self._workshop, await self._workshop.bring_up(child))
 
     async def stop(self) -> None:
@@ -291,7 +302,7 @@ class LocalSandbox:
         if not liveness.alive(record.init):
             raise SandboxError(f"the sandbox {self._name!r} is not running")
         await talk.control(self._folder, self._name, {"do": "freeze" if frozen else "thaw"})
-        self._records.save(record.model_copy(update={"frozen": frozen}))
+        self._records.save_frozen(self._name, frozen=frozen)
 
     async def label(self, labels: Mapping[str, str]) -> None:
         """Set labels, on top of those it has."""
@@ -302,12 +313,7 @@ class LocalSandbox:
         """End it and remove its files."""
         try:
             async with self._locked() as record:
-                forks = self._records.forks(self._name)
-                if forks:
-                    named = ", ".join(repr(each) for each in forks)
-                    raise SandboxError(
-                        f"the sandbox {self._name!r} cannot be deleted: {named} was forked from it"
-                    )
+                self._refuse_if_forked()
                 await self._workshop.end(record)
                 place = self._workshop.discard(self._name)
         except SandboxError:
@@ -315,6 +321,14 @@ class LocalSandbox:
                 raise
             return
         await self._workshop.remove(place)
+
+    def _refuse_if_forked(self) -> None:
+        forks = self._records.forks(self._name)
+        if forks:
+            named = ", ".join(repr(each) for each in forks)
+            raise SandboxError(
+                f"the sandbox {self._name!r} cannot be deleted, because others were forked from it: {named}"
+            )
 
     def _exists(self) -> bool:
         try:

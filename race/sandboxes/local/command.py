@@ -37,6 +37,7 @@ def request(
     timeout: float | None,
     merged: bool,
     has_input: bool,
+    terminal: list[int] | None = None,
 ) -> ExecRequest:
     """What PID 1 is asked for.
 
@@ -69,6 +70,7 @@ def request(
         "timeout": timeout,
         "merged": merged,
         "has_input": has_input,
+        "terminal": terminal,
     }
 
 

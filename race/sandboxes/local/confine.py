@@ -1,4 +1,5 @@
-"""What a sandbox may not do although it is root inside: capabilities, system calls, the host's abstract sockets.
+"""What a sandbox may not do although it is root inside: capabilities, system calls, the host's abstract
+sockets.
 
 Applied once, by the sandbox's PID 1 to itself, and inherited by everything in it.
 """
@@ -10,8 +11,8 @@ import struct
 from race.sandboxes.local import syscalls
 
 CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 31})
-"""What root keeps: chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, net_raw,
-sys_chroot, setfcap. All of them count only for what belongs to the sandbox."""
+"""What root keeps: chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service,
+net_raw, sys_chroot, setfcap. All of them count only for what belongs to the sandbox."""
 
 _SCOPE_ABSTRACT_SOCKETS = 1
 _SCOPE_VERSION = 6
@@ -36,7 +37,7 @@ _OFFSET_ARCHITECTURE = 4
 _OFFSET_FIRST_ARGUMENT = 16
 
 DENIED = {
-    # name: (x86_64, aarch64)
+    # The numbers are those of x86_64 and of aarch64.
     "mount": (165, 40),
     "umount2": (166, 39),
     "pivot_root": (155, 41),
@@ -77,8 +78,9 @@ DENIED = {
     "clock_settime": (227, 112),
     "clock_adjtime": (305, 266),
 }
-"""System calls that answer "not permitted": those that reach the kernel's rarely trodden parts, other processes'
-memory, or the machine as a whole. Most need a capability that is gone anyway; this is the second lock."""
+"""System calls that answer "not permitted": those that reach the kernel's rarely trodden parts, other
+processes' memory, or the machine as a whole. Most need a capability that is gone anyway; this is the second
+lock."""
 
 PRETENDED = {
     "chown": (92, None),
@@ -95,23 +97,22 @@ PRETENDED = {
     "setfsuid": (122, 151),
     "setfsgid": (123, 152),
 }
-"""System calls that answer "done" without doing anything where a sandbox has only one user id, so that package
-managers, which give files to many users, work."""
+"""System calls that answer "done" without doing anything where a sandbox has only one user id, so that
+package managers, which give files to many users, work."""
 
 
-def confine(*, share_network: bool, pretend_owners: bool) -> None:
+def confine(program: bytes, *, share_network: bool) -> None:
     """Confine this process and everything it will start. Cannot be undone.
 
     Args:
-        share_network: it has the host's network, and with it the host's abstract sockets, unless Landlock hides
-            them (Linux 6.12 and newer).
-        pretend_owners: see `PRETENDED`.
+        program: from `system_call_filter`.
+        share_network: it has the host's network, and with it the host's abstract sockets, unless Landlock
+            hides them (Linux 6.12 and newer).
     """
     syscalls.set_capabilities(CAPABILITIES)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if share_network and syscalls.landlock_version() >= _SCOPE_VERSION:
         syscalls.landlock_scope(_SCOPE_ABSTRACT_SOCKETS)
-    program = system_call_filter(syscalls.MACHINE, pretend_owners=pretend_owners)
     syscalls.install_filter(program, len(program) // 8)
     # Root inside could otherwise read this process through /proc, or trace it.
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -121,6 +122,10 @@ def system_call_filter(machine: str, *, pretend_owners: bool) -> bytes:
     """The seccomp program for a processor, as the kernel takes it.
 
     Programs of any other processor, such as 32-bit ones, find no system calls at all.
+
+    Args:
+        machine: as the kernel names it.
+        pretend_owners: see `PRETENDED`.
 
     Raises:
         OSError: the processor is not one of the two that the tables know.

@@ -17,8 +17,8 @@ _NO_SUCH_DATA = errno.ENXIO
 def copy_layer(source: str, target: str) -> None:
     """Copy a layer such that overlay takes the copy for the original.
 
-    Owners, modes, times, attributes, holes, hard links and special files are kept; nothing is followed. Where the
-    file system can share blocks between files, it does.
+    Owners, modes, times, attributes, holes, hard links and special files are kept; nothing is followed. Where
+    the file system can share blocks between files, it does.
 
     Args:
         source: a directory.

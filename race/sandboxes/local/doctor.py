@@ -8,10 +8,13 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
+import anyio
+
 from race.errors import MachineError, RaceError
 from race.sandbox import Finding, SandboxSpec
 from race.sandboxes.local import syscalls
 from race.sandboxes.local.zygote import is_host_root
+from race.store import owner
 
 if TYPE_CHECKING:
     from race.sandboxes.local.provider import LocalProvider
@@ -74,18 +77,22 @@ def _room(workshop: Workshop) -> Finding:
 async def _trial(provider: LocalProvider) -> Finding:
     name = f"trial-{secrets.token_hex(4)}"
     remedy = "see the detail"
+    # Labelled, so that what a killed process leaves can be told from what is used.
+    labels = {"role": "trial", "owner": owner()}
     try:
-        made = await provider.create(SandboxSpec(name))
+        made = await provider.create(SandboxSpec(name, labels=labels))
         try:
             started = time.monotonic()
-            fork = await made.fork(f"{name}-fork")
+            fork = await made.fork(f"{name}-fork", labels=labels)
             taken = (time.monotonic() - started) * 1000
             try:
                 done = await fork.exec("id -u", timeout=30)
             finally:
-                await fork.delete()
+                with anyio.CancelScope(shield=True):
+                    await fork.delete()
         finally:
-            await made.delete()
+            with anyio.CancelScope(shield=True):
+                await made.delete()
     except MachineError as error:
         what, _, advice = str(error).partition(". ")
         return Finding("sandbox", ok=False, detail=what, remedy=advice.rstrip(".") or remedy)

@@ -152,7 +152,7 @@ def entries(given: Iterable[Entry]) -> Iterator[bytes]:
                 yield frames.header(frames.FILE, path, mode=entry.mode)
                 yield from frames.whole(content)
             case File(content=source):
-                with open(os.fspath(source), "rb", buffering=0) as file:  # type: ignore[arg-type]  # noqa: PTH123
+                with open(source, "rb", buffering=0) as file:
                     yield frames.header(frames.FILE, path, mode=entry.mode)
                     yield from frames.pieces(file.fileno())
             case Link():
@@ -180,7 +180,8 @@ def _checked(path: bytes) -> bytes:
 class HostSink:
     """Writes what comes out of a sandbox, which is not to be believed, below one new place on the host.
 
-    No link that came out is followed, no name leads out, and nothing gets permissions beyond the ordinary ones.
+    No link that came out is followed, no name leads out, and nothing gets permissions beyond the ordinary
+    ones.
 
     Args:
         target: the new place.

@@ -49,7 +49,9 @@ def mount_overlays(mounts: list[MountPlan], found: Callable[[str], str]) -> None
 
 
 def enter() -> None:
-    """Complete the tree over `NEW_ROOT` and make it this process's root. Must be PID 1 of its PID namespace."""
+    """Complete the tree over `NEW_ROOT` and make it this process's root. Must be PID 1 of its PID
+    namespace.
+    """
     os.chdir(NEW_ROOT)
     for name in ("proc", "dev", "sys"):
         if not os.path.isdir(name):
@@ -71,10 +73,10 @@ def _make_devices() -> None:
     for name, target in _DEVICE_LINKS.items():
         os.symlink(target, f"dev/{name}")
     os.mkdir("dev/pts")
-    os.mkdir("dev/shm")  # noqa: S108
+    os.mkdir("dev/shm")
     options = "newinstance,ptmxmode=0666,mode=620"
     syscalls.mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
-    syscalls.mount("shm", "dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # noqa: S108
+    syscalls.mount("shm", "dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
 
 
 def _show_hardware() -> None:

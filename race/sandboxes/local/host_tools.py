@@ -128,8 +128,8 @@ def _shown(folder: str, tools: tuple[str, ...]) -> bool:
 def tool_folders() -> tuple[str, ...]:
     """Installations in home folders, or elsewhere out of sight, that this Python or PATH lead to.
 
-    A hidden folder of a home, such as ``~/.pyenv``, is shown as a whole, unless it is one of those where people
-    keep secrets.
+    A hidden folder of a home, such as ``~/.pyenv``, is shown as a whole, unless it is one of those where
+    people keep secrets.
     """
     found: list[str] = []
     candidates = [*os.environ.get("PATH", "").split(":"), sys.base_prefix]

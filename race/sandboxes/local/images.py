@@ -11,15 +11,17 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from race.errors import SandboxError
-from race.sandboxes.local import host_image, host_tools, locks
-from race.sandboxes.local.records import Mount
+from race.errors import MachineError, SandboxError
+from race.sandboxes.local import diagnosis, host_image, host_tools, locks
+from race.sandboxes.local.record import Mount
 from race.sandboxes.local.removal import remove_tree
 from race.sandboxes.local.zygote import is_host_root
 
 HOST = "host"
 _MOUNTS = "mounts.json"
 _UNFINISHED = ".new-"
+_SYSTEM_DEPTH = 2
+"""Directories at the root, and the root itself, have no more parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Images:
 
         Raises:
             SandboxError: it cannot be used.
+            MachineError: it cannot be prepared here.
         """
         if image == HOST:
             folder = self._prepared()
@@ -112,8 +115,13 @@ class Images:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             builder = host_image.HostImage(building, private_folder(self._home), as_root=is_host_root())
-            (building / _MOUNTS).write_text(json.dumps(builder.build()))
-            with contextlib.suppress(OSError):
+            try:
+                mounts = builder.build()
+            except OSError as error:
+                what = diagnosis.explain(str(error.strerror), f"prepare {error.filename}", self._home)
+                raise MachineError(what) from error
+            (building / _MOUNTS).write_text(json.dumps(mounts))
+            with contextlib.suppress(OSError):  # another process has made the same one meanwhile
                 building.rename(folder)
         finally:
             os.close(lock)
@@ -121,7 +129,9 @@ class Images:
                 remove_tree(building)
 
     def unused(self, used: set[str]) -> list[Path]:
-        """Prepared folders that no sandbox uses and that are out of date, and those whose builder was killed."""
+        """Prepared folders that no sandbox uses and that are out of date, and those whose builder was
+        killed.
+        """
         current = _mask_digest(private_folder(self._home))
         found: list[Path] = []
         for each in sorted(self._all.iterdir()) if self._all.is_dir() else ():
@@ -136,11 +146,12 @@ class Images:
 def private_folder(home: Path) -> Path:
     """What no sandbox may see of the host: all of the framework's state, of which ``home`` is a part.
 
-    That is the folder that ``home`` is in, unless that is a directory of the system itself.
+    ``home`` is ``sandboxes/NAME`` in the state folder, or somewhere of its own: then it is the folder that it is in,
+    unless that is a directory of the system.
     """
     home = home.resolve()
-    parent = home.parent
-    return home if parent.parent == Path("/") or str(parent) in ("/", "/var/lib", "/usr/local") else parent
+    state = home.parent.parent if home.parent.name == "sandboxes" else home.parent
+    return home if len(state.parts) <= _SYSTEM_DEPTH or str(state) in ("/var/lib", "/usr/local") else state
 
 
 def _digest(parts: list[str]) -> str:
@@ -172,7 +183,8 @@ def _mask_digest(private: Path) -> str:
             _host_digest(),
             str(private),
             str(is_host_root()),
-            *_times(["/", "/var", "/var/lib", "/var/cache", *sorted(configuration)]),
+            *(name for name in host_tools.SYSTEM if Path("/", name).exists()),
+            *_times(["/var", "/var/lib", "/var/cache", *sorted(configuration)]),
             resolver.read_text(errors="replace") if resolver.exists() else "",
         ]
     )

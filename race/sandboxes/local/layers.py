@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _PREFIXES = ("user.overlay.", "trusted.overlay.")
-_MISSING = (errno.ENOENT, errno.ENOTDIR)
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Errors that mean "not there". The last one: what was a directory a moment ago has become a link."""
 
 
 class BelowLink(Exception):  # noqa: N818 - a fact about a path
@@ -177,7 +178,7 @@ class Layers:
             opened = self.open(layer, path, os.O_RDONLY | os.O_DIRECTORY)
             if opened is not None:
                 try:
-                    found.update(os.fsencode(each) for each in os.listdir(opened))  # noqa: PTH208
+                    found.update(os.fsencode(each) for each in os.listdir(opened))
                 finally:
                     os.close(opened)
         return found
@@ -188,7 +189,7 @@ class Layers:
         if opened is None:
             return b""
         try:
-            return os.readlink(b"", dir_fd=opened)  # noqa: PTH115
+            return os.readlink(b"", dir_fd=opened)
         except OSError:
             return b""
         finally:

@@ -1,4 +1,6 @@
-"""Finds and removes what killed processes left: nothing that is whole, and nothing that anybody is at work on."""
+"""Finds and removes what killed processes left: nothing that is whole, and nothing that anybody is at work
+on.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,15 @@ async def _unborn(workshop: Workshop) -> list[str]:
     lines: list[str] = []
     for record in workshop.records.all(unborn=True):
         folder = workshop.records.folder(record.name)
-        if workshop.records.is_in_use(folder):
-            continue
-        if record.complete:
-            lines += _scraps(folder, f"sandbox {record.name!r}")
+        if (record.complete and not workshop.records.scraps(record.name)) or workshop.records.is_in_use(
+            folder
+        ):
             continue
         with contextlib.suppress(SandboxError):
             async with workshop.records.locked(record.name) as latest:
+                for each in workshop.records.scraps(record.name):
+                    each.unlink(missing_ok=True)
+                    lines.append(f"removed an unfinished record of the sandbox {record.name!r}")
                 if latest.complete:
                     continue
                 with anyio.CancelScope(shield=True):
@@ -53,14 +57,6 @@ async def _unborn(workshop: Workshop) -> list[str]:
                     await workshop.remove(place)
             lines.append(f"removed the sandbox {record.name!r}, which was never finished")
     return lines
-
-
-def _scraps(folder: Path, whose: str) -> list[str]:
-    """Records that were written but never put in their place."""
-    found = list(folder.glob(".record.json-*"))
-    for each in found:
-        each.unlink(missing_ok=True)
-    return [f"removed an unfinished record of the {whose}" for _ in found]
 
 
 def _folders(workshop: Workshop) -> list[str]:
@@ -74,10 +70,9 @@ def _folders(workshop: Workshop) -> list[str]:
         _remove(workshop, folder)
         lines.append(f"removed {folder.name}, an image of this machine that no sandbox uses")
     trash = workshop.trash
-    for folder in sorted(trash.iterdir()) if trash.is_dir() else ():
-        if _remove_unless_held(folder):
-            lines.append(f"removed what was left of the sandbox {folder.name.rpartition('-')[0]!r}")
-    return lines
+    left = sorted(trash.iterdir()) if trash.is_dir() else []
+    gone = [each.name.rpartition("-")[0] for each in left if _remove_unless_held(each)]
+    return lines + [f"removed what was left of the sandbox {each!r}" for each in gone]
 
 
 def _remove(workshop: Workshop, folder: Path) -> None:

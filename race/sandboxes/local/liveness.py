@@ -10,7 +10,11 @@ from pathlib import Path
 import anyio
 from pydantic import BaseModel, ConfigDict
 
+from race.errors import SandboxError
+
 _DEAD = "ZXx"
+_ENDING = 30.0
+"""Seconds to wait for a killed process; only one that is stuck in the kernel takes so long."""
 _STATE = 0
 _START = 19
 
@@ -65,7 +69,11 @@ def alive(init: Init | None) -> bool:
 
 
 async def end(init: Init | None) -> None:
-    """Kill the process and wait until it, and with it everything in its PID namespace, is gone."""
+    """Kill the process and wait until it, and with it everything in its PID namespace, is gone.
+
+    Raises:
+        SandboxError: it does not end.
+    """
     if init is None:
         return
     try:
@@ -77,7 +85,9 @@ async def end(init: Init | None) -> None:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-        with anyio.CancelScope(shield=True):
+        with anyio.move_on_after(_ENDING, shield=True) as patience:
             await anyio.wait_readable(handle)
+        if patience.cancelled_caught:
+            raise SandboxError(f"process {init.pid}, a sandbox's PID 1, was killed but does not end")
     finally:
         os.close(handle)

@@ -26,8 +26,9 @@ class MountPlan(TypedDict):
 class SpawnRequest(TypedDict):
     """Orchestrator to zygote, with one descriptor: the socket that the answers go to.
 
-    The zygote's side answers `Spawned` or `Failure`; the new PID 1 then waits on the same socket for one packet
-    and ends if the socket closes first, so that a killed orchestrator leaves no sandbox that nobody knows.
+    The zygote's side answers `Spawned` or `Failure`; the new PID 1 then waits on the same socket for one
+    packet and ends if the socket closes first, so that a killed orchestrator leaves no sandbox that nobody
+    knows.
     """
 
     folder: str
@@ -60,9 +61,9 @@ class Failure(TypedDict):
 class ExecRequest(TypedDict):
     """Orchestrator to PID 1, with the descriptors ``[output, error, output reader, error reader]``.
 
-    ``error`` and its reader are left out when the streams are merged; the standard input comes last, when there
-    is one. The readers are duplicates: when the orchestrator has gone, PID 1 keeps emptying them, so that what
-    still writes there neither blocks nor dies. Answered by `Ended` or `Failure`.
+    ``error`` and its reader are left out when the streams are merged; the standard input comes last, when
+    there is one. The readers are duplicates: when the orchestrator has gone, PID 1 keeps emptying them, so
+    that what still writes there neither blocks nor dies. Answered by `Ended` or `Failure`.
     """
 
     do: Literal["exec"]
@@ -74,6 +75,9 @@ class ExecRequest(TypedDict):
     timeout: float | None
     merged: bool
     has_input: bool
+    terminal: list[int] | None
+    """Rows and columns: the command gets a terminal of its own, whose other side is sent as a descriptor
+    before `Ended`; the request then comes without descriptors."""
 
 
 class Ended(TypedDict):
@@ -104,8 +108,8 @@ class TransferRequest(TypedDict):
 class ControlRequest(TypedDict):
     """Orchestrator to PID 1; answered by `Done` or `Failure`.
 
-    ``hold`` is a freeze that ends with the connection. ``done`` says that the orchestrator has all it wanted of
-    a command, whose background processes may go on; ``end`` asks for it and all it started to be ended.
+    ``hold`` is a freeze that ends with the connection. ``done`` says that the orchestrator has all it wanted
+    of a command, whose background processes may go on; ``end`` asks for it and all it started to be ended.
     ``listen`` is answered with a descriptor of a socket that listens inside the sandbox's network.
     """
 

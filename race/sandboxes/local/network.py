@@ -1,4 +1,6 @@
-"""The orchestrator's side of a sandbox's network: what its commands are told, and the proxy's helper process."""
+"""The orchestrator's side of a sandbox's network: what its commands are told, and the proxy's helper
+process.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from race.sandbox import Network
-    from race.sandboxes.local.records import Record
+    from race.sandboxes.local.record import Record
 
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 

@@ -1,8 +1,8 @@
 """Makes the host's directories writable for the root of an ordinary user's sandbox.
 
-Such a sandbox knows one user id; all that belongs to another, which on the host is nearly everything, belongs to
-nobody inside, and not even its root may write there. A layer of empty directories that belong to it makes every
-merged directory its own. Trees that are changed in place, such as the package database, are copied.
+Such a sandbox knows one user id; all that belongs to another, which on the host is nearly everything, belongs
+to nobody inside, and not even its root may write there. A layer of empty directories that belong to it makes
+every merged directory its own. Trees that are changed in place, such as the package database, are copied.
 """
 
 from __future__ import annotations

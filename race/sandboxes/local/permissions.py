@@ -1,7 +1,7 @@
 """Lets an ordinary user look at what belongs to them but that a sandbox forbade even its owner.
 
-Root inside a sandbox, like any root, reads files whatever their modes say. Outside, the ordinary user whose files
-they really are must give themselves the permission first. It is taken back at once.
+Root inside a sandbox, like any root, reads files whatever their modes say. Outside, the ordinary user whose
+files they really are must give themselves the permission first. It is taken back at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PID 1 of a sandbox: a small server on a socket that only its owner can reach.
 
 It outlives the orchestrator. It starts commands and file transfers, ends those whose time is up or whose
-orchestrator is gone, empties pipes that nobody reads any more, reaps orphans, and stops and continues everything.
-It never opens or loads a file of the sandbox itself: what works on files is a forked child.
+orchestrator is gone, empties pipes that nobody reads any more, reaps orphans, and stops and continues
+everything. It never opens or loads a file of the sandbox itself: what works on files is a forked child.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from race.sandboxes.local import processes, shim, transfer, wire
+from race.sandboxes.local.jobs import Connection, Drains, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,39 +28,9 @@ if TYPE_CHECKING:
 _REAPING = 2.0
 """Seconds to wait for what was killed to be gone before answering anyway."""
 _REAPING_CHECK = 0.003
-_READ = 1 << 18
-
-
-class _Job:
-    """A command or transfer that a connection has asked for.
-
-    Attributes:
-        pid: of the child that runs it; 0 before it is started and after it has ended.
-        readers: the read ends of its output, to be emptied when the orchestrator has gone.
-        survives: whether it may see for itself that the orchestrator has gone, and tidy up.
-        deadline: when its time is up, on the monotonic clock.
-        dying: what was killed and has not been reaped.
-        reaped_by: when to answer at the latest.
-        timed_out: why it was killed.
-    """
-
-    def __init__(self, readers: list[int], deadline: float | None) -> None:
-        self.pid = 0
-        self.readers = readers
-        self.survives = False
-        self.deadline = deadline
-        self.dying: set[int] | None = None
-        self.reaped_by = 0.0
-        self.timed_out = False
-        self.cpu = 0.0
-        self.max_rss = 0
-
-
-class _Connection:
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.job: _Job | None = None
-        self.holding = False
+_OUT_OF_DESCRIPTORS_PAUSE = 0.01
+_BROKEN = 70
+"""How a child exits that could not do its work nor say so (EX_SOFTWARE of sysexits(3))."""
 
 
 class Server:
@@ -67,14 +38,13 @@ class Server:
 
     Args:
         listener: where the orchestrator connects.
-        processes_limit: for commands; PID 1's own is higher, so that it can act against a fork bomb.
+        bounds: for commands; PID 1's own are wider, so that it can act against a fork bomb.
     """
 
-    def __init__(self, listener: socket.socket, processes_limit: int | None) -> None:
+    def __init__(self, listener: socket.socket, bounds: shim.Bounds) -> None:
         self._listener = listener
-        self._limit = processes_limit
-        self._connections: dict[int, _Connection] = {}
-        self._drains: set[int] = set()
+        self._bounds = bounds
+        self._connections: dict[int, Connection] = {}
         self._waiting: list[Callable[[], None]] = []
         self._stopped_before: set[int] | None = None
         self._frozen = False
@@ -87,6 +57,7 @@ class Server:
         signal.signal(signal.SIGCHLD, _wake_up)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         self._epoll = select.epoll()
+        self._drains = Drains(self._epoll)
         for descriptor in (listener.fileno(), self._wake):
             self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -103,7 +74,7 @@ class Server:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, 4096)
                 elif descriptor in self._drains:
-                    self._drain(descriptor)
+                    self._drains.empty(descriptor)
                 elif descriptor in self._connections:
                     self._serve(self._connections[descriptor])
             self._reap()
@@ -118,18 +89,19 @@ class Server:
         ]
         return min(waits, default=None)
 
-    def _jobs(self) -> list[_Job]:
+    def _jobs(self) -> list[Job]:
         return [each.job for each in self._connections.values() if each.job is not None]
 
     def _accept(self) -> None:
         try:
             accepted, _ = self._listener.accept()
         except OSError:
+            time.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
             return
-        self._connections[accepted.fileno()] = _Connection(accepted)
+        self._connections[accepted.fileno()] = Connection(accepted)
         self._epoll.register(accepted.fileno(), select.EPOLLIN)
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: Connection) -> None:
         try:
             received = wire.receive(connection.socket)
         except (OSError, ValueError):
@@ -144,7 +116,7 @@ class Server:
             case "end":
                 self._end(connection)
             case "done":
-                self._release_readers(connection)
+                self._drains.take_over(connection.job)
                 connection.job = None
             case "freeze" | "hold" | "thaw":
                 self._freeze_or_thaw(connection, message["do"])
@@ -154,24 +126,24 @@ class Server:
             case unknown:
                 self._answer(connection, {"error": f"the sandbox does not know how to {unknown!r}"})
 
-    def _answer(self, connection: _Connection, message: Any, descriptors: list[int] | None = None) -> None:  # noqa: ANN401 - any of the messages
+    def _answer(self, connection: Connection, message: Any, descriptors: list[int] | None = None) -> None:
         with contextlib.suppress(OSError):  # the orchestrator is gone; its connection will say so
             wire.send(connection.socket, message, descriptors)
 
     # Commands and transfers
 
-    def _begin(self, connection: _Connection, message: Any, descriptors: list[int]) -> None:  # noqa: ANN401 - it came over the wire
+    def _begin(self, connection: Connection, message: Any, descriptors: list[int]) -> None:
         if self._frozen:
             _close(descriptors)
             self._answer(connection, {"error": "the sandbox is frozen"})
             return
         if self._stopped_before is not None:  # held for a moment, while its files are copied
-            connection.job = _Job([], None)
+            connection.job = Job([], None)
             self._waiting.append(lambda: self._start(connection, message, descriptors))
             return
         self._start(connection, message, descriptors)
 
-    def _start(self, connection: _Connection, message: Any, descriptors: list[int]) -> None:  # noqa: ANN401
+    def _start(self, connection: Connection, message: Any, descriptors: list[int]) -> None:
         if connection.socket.fileno() < 0:  # it was closed while it waited
             _close(descriptors)
             return
@@ -182,7 +154,7 @@ class Server:
             readers = descriptors[outputs : 2 * outputs]
             if message["timeout"] is not None:
                 deadline = time.monotonic() + message["timeout"]
-        job = _Job(readers, deadline)
+        job = Job(readers, deadline)
         job.survives = message["do"] != "exec"
         try:
             job.pid = os.fork()
@@ -196,26 +168,30 @@ class Server:
         connection.job = job
         _close([each for each in descriptors if each not in readers])
 
-    def _run_child(self, connection: _Connection, message: Any, descriptors: list[int]) -> None:  # noqa: ANN401
+    def _run_child(self, connection: Connection, message: Any, descriptors: list[int]) -> None:
         """In the child: do the work and exit."""
+        status = _BROKEN
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if message["do"] == "exec":
-                outputs = 1 if message["merged"] else 2
-                given = descriptors[-1] if message["has_input"] else self._null
-                streams = [given, descriptors[0], descriptors[outputs - 1]]
-                shim.run(message, streams, connection.socket, self._limit)
+                streams = [self._null] * 3
+                if not message["terminal"]:
+                    outputs = 1 if message["merged"] else 2
+                    given = descriptors[-1] if message["has_input"] else self._null
+                    streams = [given, descriptors[0], descriptors[outputs - 1]]
+                shim.run(message, streams, connection.socket, self._bounds)
             else:
                 work = transfer.put if message["do"] == "put" else transfer.take
                 wire.send(connection.socket, work(descriptors[0], message["path"]))
+            status = 0
         except BaseException as error:  # noqa: BLE001 - nothing may escape into the parent's loop
             with contextlib.suppress(OSError):
                 wire.send(connection.socket, {"error": f"{type(error).__name__}: {error}"})
         finally:
-            os._exit(0)
+            os._exit(status)
 
-    def _end(self, connection: _Connection, *, timed_out: bool = False) -> None:
+    def _end(self, connection: Connection, *, timed_out: bool = False) -> None:
         job = connection.job
         if job is None:
             self._answer(connection, {"done": True})
@@ -240,7 +216,7 @@ class Server:
             elif job.deadline is not None and now >= job.deadline:
                 self._end(connection, timed_out=True)
 
-    def _report_killed(self, connection: _Connection, job: _Job) -> None:
+    def _report_killed(self, connection: Connection, job: Job) -> None:
         ended: Ended = {
             "status": signal.SIGKILL,
             "timed_out": job.timed_out,
@@ -249,17 +225,20 @@ class Server:
             "max_rss": job.max_rss,
         }
         self._answer(connection, ended)
-        self._release_readers(connection)
+        self._drains.take_over(connection.job)
         connection.job = None
 
     def _reap(self) -> None:
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):
+                self._child_stopped(pid)
+                continue
             for connection in list(self._connections.values()):
                 job = connection.job
                 if job is None:
@@ -271,42 +250,29 @@ class Server:
                 elif job.pid == pid:
                     self._child_ended(connection, job, status)
 
-    def _child_ended(self, connection: _Connection, job: _Job, status: int) -> None:
-        """The shim has reported and gone, or was itself killed: then this is all that there is to report."""
+    def _child_stopped(self, pid: int) -> None:
+        """Somebody inside stopped a child that works for the orchestrator, which would then wait for ever."""
+        if self._stopped_before is None and any(job.pid == pid and job.dying is None for job in self._jobs()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def _child_ended(self, connection: Connection, job: Job, status: int) -> None:
+        """The child has reported and gone, or was itself killed: then this is all that there is to report."""
         job.pid = 0
         job.deadline = None
-        if os.WIFSIGNALED(status):
+        if os.WIFSIGNALED(status) and job.survives:
+            self._answer(connection, {"error": "something inside ended the transfer of files"})
+        elif not os.WIFSIGNALED(status) and os.WEXITSTATUS(status) == _BROKEN:
+            self._answer(connection, {"error": "the process that runs commands in the sandbox broke"})
+        elif os.WIFSIGNALED(status):
             ended = {"status": status, "timed_out": False, "cpu": 0.0, "wait": 0.0, "max_rss": 0}
             self._answer(connection, ended)
 
-    # Pipes that nobody reads any more
-
-    def _release_readers(self, connection: _Connection) -> None:
-        if connection.job is None:
-            return
-        for reader in connection.job.readers:
-            os.set_blocking(reader, False)
-            self._drains.add(reader)
-            self._epoll.register(reader, select.EPOLLIN)
-        connection.job.readers = []
-
-    def _drain(self, reader: int) -> None:
-        try:
-            if os.read(reader, _READ):
-                return
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        self._epoll.unregister(reader)
-        self._drains.discard(reader)
-        os.close(reader)
-
-    def _closed(self, connection: _Connection) -> None:
+    def _closed(self, connection: Connection) -> None:
         """The orchestrator is gone, or wants no more: what it had asked for ends."""
         if connection.job is not None and not connection.job.survives:
             self._end(connection)
-        self._release_readers(connection)
+        self._drains.take_over(connection.job)
         self._epoll.unregister(connection.socket.fileno())
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
@@ -315,7 +281,7 @@ class Server:
 
     # Freezing
 
-    def _freeze_or_thaw(self, connection: _Connection, what: str) -> None:
+    def _freeze_or_thaw(self, connection: Connection, what: str) -> None:
         if what == "thaw":
             self._frozen = False
             self._go_on()
@@ -337,7 +303,7 @@ class Server:
 
     # A way out for programs inside
 
-    def _listen(self, connection: _Connection, port: int) -> None:
+    def _listen(self, connection: Connection, port: int) -> None:
         """Answer with a socket that listens on the sandbox's own loopback.
 
         The proxy's port is always the same socket; any other is the caller's alone, and is free again once it is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -10,14 +11,17 @@ _AT_REST = "TtZX"
 _STOPPED = "Tt"
 _ROUNDS_BEFORE_STOPPING_ALL = 3
 _SETTLING = 1.0
-"""Seconds to wait for stopped processes to come to rest. What is deep in the kernel then stops as it leaves it."""
+"""Seconds to wait for stopped processes to come to rest. What is deep in the kernel then stops as it leaves
+it."""
 
 
 def _statistics(path: str) -> list[str]:
-    """State, parent and so on: the fields of a ``stat`` file from the third on; empty if the process is gone."""
+    """State, parent and so on: the fields of a ``stat`` file from the third on; empty if the process is
+    gone.
+    """
     try:
         with open(path, "rb") as file:
-            return file.read().rsplit(b")", 1)[1].decode("ascii").split()
+            return file.read().rsplit(b")", 1)[1].decode().split()
     except (OSError, IndexError):
         return []
 
@@ -62,10 +66,8 @@ def _below(root: int, processes: dict[int, list[str]]) -> set[int]:
 
 
 def _signal(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it may have ended since
         os.kill(pid, number)
-    except OSError:
-        pass  # it has ended since
 
 
 def end_tree(root: int) -> set[int]:

@@ -14,11 +14,11 @@ from race.sandboxes.local.client import LocalSandbox, info_of
 from race.sandboxes.local.doctor import examine
 from race.sandboxes.local.leftovers import collect
 from race.sandboxes.local.network import check_network
-from race.sandboxes.local.records import Record, check_name
+from race.sandboxes.local.record import Record, check_name
 from race.sandboxes.local.workshop import Workshop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from race.sandbox import Finding
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class LocalProvider:
     """Sandboxes made of the kernel's own means: namespaces, overlay file systems, seccomp.
 
-    It needs no daemon, no set-uid program and nothing installed, and works alike as root and as an ordinary user. See
-    `race.sandbox.SandboxProvider`.
+    It needs no daemon, no set-uid program and nothing installed, and works alike as root and as an ordinary
+    user. See `race.sandbox.SandboxProvider`.
 
     Args:
-        home: a folder of its own, which will hold everything; made when it is first needed. Its file system must be
-            one that overlay can write to, which overlay itself is not.
+        home: a folder of its own, which will hold everything; made when it is first needed. Its file system
+            must be one that overlay can write to, which overlay itself is not.
     """
 
     def __init__(self, home: Path) -> None:
@@ -62,7 +62,7 @@ class LocalProvider:
         """A new running sandbox."""
         check_name(spec.name)
         check_network(spec.network)
-        self._workshop.cgroups.plan(spec.name, spec.limits)
+        cgroups = self._workshop.cgroups.plan(spec.name, spec.limits)
         self._make_home()
         image = await anyio.to_thread.run_sync(self._workshop.images.get, spec.image)
         record = Record(
@@ -75,6 +75,7 @@ class LocalProvider:
             network=spec.network,
             labels=dict(spec.labels),
             created=time.time(),
+            cgroups=cgroups,
             image_folder=image.folder,
         )
         async with self._workshop.records.new(record), self._workshop.removed_on_failure(record):
@@ -103,7 +104,7 @@ class LocalProvider:
         """All sandboxes, oldest first."""
         return [info_of(each) for each in self._workshop.records.all()]
 
-    async def collect(self) -> list[str]:
+    async def collect(self) -> Sequence[str]:
         """Remove what killed processes left half made or half deleted."""
         return await collect(self._workshop)
 

@@ -1,7 +1,9 @@
 """The helper that lets sandboxes reach the hosts of their list, and no others.
 
-For each such sandbox it is given a socket that listens inside the sandbox's network, which has no other way out, and
-speaks HTTP proxy on it: ``CONNECT`` for what is encrypted, and plain requests. Names are looked up here, outside.
+For each such sandbox it is given a socket that listens inside the sandbox's network, which has no other way
+out, and
+speaks HTTP proxy on it: ``CONNECT`` for what is encrypted, and plain requests. Names are looked up here,
+outside.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ async def _serve(orders: socket.socket) -> None:
 
 
 def is_allowed(host: str, port: int, allowed: list[str]) -> bool:
-    """Whether a list of hosts has this one: by name, ``*.`` and a domain, or either with a port of its own."""
+    """Whether a list of hosts has this one: by name, ``*.`` and a domain, or either with a port of its
+    own.
+    """
     host = host.lower().rstrip(".")
     for each in allowed:
         name, _, its_port = each.lower().partition(":")
@@ -61,7 +65,7 @@ def is_allowed(host: str, port: int, allowed: list[str]) -> bool:
     return False
 
 
-class _Refused(Exception):
+class _Refused(Exception):  # noqa: N818 - what the proxy answers, not an error of ours
     """The request is not served; the text is for the one who asked."""
 
     def __init__(self, status: str, text: str) -> None:
@@ -139,7 +143,7 @@ class _Gate:
         if not is_allowed(host, port, self._allowed):
             raise _Refused(
                 "403 Forbidden",
-                f"{host}:{port} is not among the hosts that this sandbox may reach: {', '.join(self._allowed) or 'none'}",
+                f"{host}:{port} is not among the hosts that this sandbox may reach: {', '.join(self._allowed)}",
             )
         try:
             async with asyncio.timeout(_PATIENCE):

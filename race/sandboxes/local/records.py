@@ -2,8 +2,11 @@
 
 One folder a sandbox, below ``home/sandboxes``::
 
-    record.json   this module's `Record`
-    lock          held by whoever changes the record or the sandbox's state
+    record.json   a `Record`
+    init.json     its PID 1, from when it is started until it is stopped
+    frozen        there is while it is frozen
+    unborn        there is until it has come to life for the first time
+    lock          held by whoever changes any of this
     socket        where its PID 1 listens
     upper/N       what it changed in its N-th mount since its last sealed layer
     work/N        overlay's own scratch folder
@@ -15,88 +18,29 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from race.errors import SandboxError
-from race.sandbox import Limits, Network
 from race.sandboxes.local import locks
 from race.sandboxes.local.liveness import Init
+from race.sandboxes.local.record import Record, check_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-RECORD = "record.json"
+    from pydantic import BaseModel
+
+_RECORD = "record.json"
+_INIT = "init.json"
+_FROZEN = "frozen"
+_UNBORN = "unborn"
 _LOCK = "lock"
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _UNFINISHED = ".new-"
-
-
-class Mount(BaseModel):
-    """One overlay of a sandbox's file tree: where it is, and the layers that its image brings."""
-
-    model_config = ConfigDict(frozen=True)
-
-    at: str
-    image: tuple[str, ...]
-    """Top first; a path that begins with ``/`` is the host's, any other is relative to home."""
-
-
-class Layer(BaseModel):
-    """A sealed layer: a folder, relative to home, and for which mounts it has a part."""
-
-    model_config = ConfigDict(frozen=True)
-
-    folder: str
-    parts: tuple[int, ...]
-
-
-class Record(BaseModel):
-    """Everything that is known of a sandbox without talking to it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    image: str
-    mounts: tuple[Mount, ...]
-    image_env: dict[str, str]
-    """What the image brings; the network's settings come on top, then ``env``."""
-    env: dict[str, str]
-    limits: Limits
-    network: Network
-    labels: dict[str, str]
-    created: float
-    parent: str | None = None
-    inherited: tuple[Layer, ...] = ()
-    """Layers of the sandboxes that it descends from, the top one first: what `changes` compares with."""
-    own: tuple[Layer, ...] = ()
-    """Layers that it has sealed itself, the top one first."""
-    sealed: int = 0
-    """How many layers it has ever sealed, for their names."""
-    init: Init | None = None
-    """Its PID 1, when it was last started."""
-    frozen: bool = False
-    cgroups: tuple[str, ...] = ()
-    complete: bool = False
-    """Whether it came to life; if not, and nobody holds its lock, its maker was killed."""
-    image_folder: str | None = Field(default=None)
-    """The folder, relative to home, of what was prepared for the image, kept while a record names it."""
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that cannot be a sandbox's.
-
-    Raises:
-        SandboxError: it has other characters, or too many.
-    """
-    if not _NAME.fullmatch(name) or name.startswith("."):
-        raise SandboxError(
-            f"{name!r} cannot be a sandbox's name: 1 to 100 letters, digits, '.', '_' or '-', not beginning with '.'"
-        )
+_BESIDE = ".beside-"
 
 
 class Records:
@@ -117,7 +61,7 @@ class Records:
     def names(self) -> list[str]:
         """All that have a folder, whole or not."""
         try:
-            return sorted(each for each in os.listdir(self._all) if not each.startswith("."))  # noqa: PTH208
+            return sorted(each for each in os.listdir(self._all) if not each.startswith("."))
         except FileNotFoundError:
             return []
 
@@ -133,7 +77,7 @@ class Records:
         """
         check_name(name)
         try:
-            return Record.model_validate_json((self.folder(name) / RECORD).read_bytes())
+            return self._read(name)
         except (FileNotFoundError, NotADirectoryError):
             raise self.unknown(name) from None
         except ValidationError as error:
@@ -153,7 +97,7 @@ class Records:
         found: list[Record] = []
         for name in self.names():
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValidationError):
-                record = Record.model_validate_json((self.folder(name) / RECORD).read_bytes())
+                record = self._read(name)
                 if record.complete or unborn:
                     found.append(record)
         return sorted(found, key=lambda each: (each.created, each.name))
@@ -166,14 +110,48 @@ class Records:
             if each.parent == name and (each.complete or self.is_in_use(self.folder(each.name)))
         ]
 
-    def save(self, record: Record) -> None:
-        """Write a record so that no reader ever sees half of it."""
-        self._write(self.folder(record.name), record)
+    def _read(self, name: str) -> Record:
+        folder = self.folder(name)
+        record = Record.model_validate_json((folder / _RECORD).read_bytes())
+        init: Init | None = None
+        with contextlib.suppress(FileNotFoundError):
+            init = Init.model_validate_json((folder / _INIT).read_bytes())
+        beside = {
+            "init": init,
+            "frozen": (folder / _FROZEN).exists(),
+            "complete": not (folder / _UNBORN).exists(),
+        }
+        return record.model_copy(update=beside)
 
-    def _write(self, folder: Path, record: Record) -> None:
-        beside = folder / f".{RECORD}-{secrets.token_hex(4)}"
-        beside.write_text(record.model_dump_json())
-        beside.replace(folder / RECORD)
+    def save(self, record: Record) -> None:
+        """Write a record down, without what is in files beside it."""
+        _write(self.folder(record.name) / _RECORD, record)
+
+    def save_init(self, record: Record) -> None:
+        """Write down which process a sandbox's PID 1 is, or that it has none and so is not frozen either."""
+        folder = self.folder(record.name)
+        if record.init is not None:
+            _write(folder / _INIT, record.init)
+            return
+        self.save_frozen(record.name, frozen=False)
+        (folder / _INIT).unlink(missing_ok=True)
+
+    def save_frozen(self, name: str, *, frozen: bool) -> None:
+        """Write down whether a sandbox is frozen."""
+        if frozen:
+            (self.folder(name) / _FROZEN).touch(mode=0o600)
+        else:
+            (self.folder(name) / _FROZEN).unlink(missing_ok=True)
+
+    def save_complete(self, name: str) -> None:
+        """Write down that a sandbox came to life."""
+        (self.folder(name) / _UNBORN).unlink(missing_ok=True)
+
+    def scraps(self, name: str) -> list[Path]:
+        """What was written and not put in its place, because its writer was killed or is just about to do
+        so.
+        """
+        return list(self.folder(name).glob(f"{_BESIDE}*"))
 
     @contextlib.asynccontextmanager
     async def new(self, record: Record) -> AsyncGenerator[None]:
@@ -189,9 +167,10 @@ class Records:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for each in ("upper", "work", "layers"):
+            for each in ("upper", "work"):
                 (folder / each).mkdir(mode=0o700)
-            self._write(folder, record)
+            (folder / _UNBORN).touch(mode=0o600)
+            _write(folder / _RECORD, record)
             try:
                 folder.rename(self.folder(record.name))
             except OSError:
@@ -227,7 +206,9 @@ class Records:
                 os.close(lock)
 
     def _is_current(self, name: str, lock: int) -> bool:
-        """Whether the lock is still the one of this name: the sandbox may have been deleted, and made again."""
+        """Whether the lock is still the one of this name: the sandbox may have been deleted, and made
+        again.
+        """
         try:
             return os.path.samestat(os.fstat(lock), (self.folder(name) / _LOCK).stat())
         except FileNotFoundError:
@@ -238,8 +219,15 @@ class Records:
         return locks.is_held(folder / _LOCK)
 
 
+def _write(path: Path, value: BaseModel) -> None:
+    """Write a file so that no reader ever sees half of it."""
+    beside = path.with_name(f"{_BESIDE}{path.name}-{secrets.token_hex(4)}")
+    beside.write_text(value.model_dump_json())
+    beside.rename(path)
+
+
 def _remove_new(folder: Path) -> None:
-    for each in ("upper", "work", "layers"):
+    for each in ("upper", "work"):
         (folder / each).rmdir()
     for file in folder.iterdir():
         file.unlink()

@@ -17,8 +17,8 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def remove_tree(path: Path) -> None:
     """Remove a directory with everything below it.
 
-    Links are removed, never followed. Directories without permissions are opened up first; overlay itself leaves such
-    ones. Depth does not matter, and what another process removes at the same time is no error.
+    Links are removed, never followed. Directories without permissions are opened up first; overlay itself
+    leaves such ones. Depth does not matter, and what another process removes at the same time is no error.
 
     Raises:
         OSError: something cannot be removed.

@@ -7,21 +7,31 @@ to PID 1.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import resource
 import signal
 import socket
-from typing import TYPE_CHECKING
+import struct
+import termios
+from typing import TYPE_CHECKING, NamedTuple
 
 from race.sandboxes.local import processes, syscalls, wire
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from race.sandboxes.local.messages import Ended, ExecRequest, Failure
 
 LONGEST_ARGUMENT = 120_000
 """Bytes of a script that go on the command line; the kernel's limit for one argument is 131,072."""
 
+_OUT_OF_MEMORY_SCORE = 500
+_TIOCGPTN = 0x80045430
+_TIOCSPTLCK = 0x40045431
+"""From asm-generic/ioctls.h, which x86_64 and aarch64 share; Python has no names for them."""
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 _STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -29,16 +39,26 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _SCRIPT_DESCRIPTOR = 3
 
 
-def run(
-    request: ExecRequest, descriptors: list[int], connection: socket.socket, processes_limit: int | None
-) -> None:
+class Bounds(NamedTuple):
+    """What commands may have at most.
+
+    Attributes:
+        processes: the number of processes of one user; None if it is not limited.
+        files: the soft and the hard limit on open files.
+    """
+
+    processes: int | None
+    files: tuple[int, int]
+
+
+def run(request: ExecRequest, descriptors: list[int], connection: socket.socket, bounds: Bounds) -> None:
     """Run the command and report on the connection. The caller must exit afterwards, whatever happens.
 
     Args:
         request: what to run.
         descriptors: standard input, output and error, not yet in their places.
         connection: where the answer goes.
-        processes_limit: for the command, a little below PID 1's own.
+        bounds: for the command.
     """
     os.setsid()
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
@@ -48,23 +68,39 @@ def run(
     os.dup2(spare, 3, inheritable=False)
     syscalls.close_from(4)
     answer = socket.socket(fileno=3)
-    if processes_limit is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (processes_limit, processes_limit))
-    wire.send(answer, _run(request))
+    if bounds.processes is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (bounds.processes, bounds.processes))
+    resource.setrlimit(resource.RLIMIT_NOFILE, bounds.files)
+    _go_first_when_memory_is_short()
+    try:
+        ended: Ended | Failure = _run(request, answer)
+    except Exception as error:  # noqa: BLE001 - whoever asked has to be told, whatever it was
+        ended = {"error": f"{type(error).__name__}: {error}"}
+    wire.send(answer, ended)
 
 
-def _run(request: ExecRequest) -> Ended | Failure:
+def _go_first_when_memory_is_short() -> None:
+    """Commands are the first to go when the whole machine runs out of memory; PID 1 is not."""
+    # As long as this process may not be looked into, the file belongs to the host's root.
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
+        file.write(b"%d" % _OUT_OF_MEMORY_SCORE)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+
+
+def _run(request: ExecRequest, answer: socket.socket) -> Ended | Failure:
     environment = {os.fsencode(key): os.fsencode(value) for key, value in request["env"].items()}
     try:
         os.chdir(request["cwd"])
     except OSError as error:
         return {"error": f"the working directory {request['cwd']!r} cannot be used: {error.strerror}"}
     try:
-        command = _spawn(request, environment)
+        slave = _terminal(request["terminal"], answer) if request["terminal"] else None
+        command = _spawn(request, environment, slave)
     except FileNotFoundError as error:
         return _refused(f"{error.filename}: not found", _NOT_FOUND)
     except OSError as error:
-        if error.errno in (errno.E2BIG, errno.EAGAIN, errno.ENOMEM):
+        if error.errno == errno.E2BIG:
             return {"error": f"the command cannot be started: {error.strerror}"}
         return _refused(f"{error.filename}: {error.strerror}", _NOT_EXECUTABLE)
     return _wait(command)
@@ -75,9 +111,26 @@ def _refused(text: str, status: int) -> Ended:
     return {"status": status << 8, "timed_out": False, "cpu": 0.0, "wait": 0.0, "max_rss": 0}
 
 
-def _spawn(request: ExecRequest, environment: dict[bytes, bytes]) -> int:
+def _terminal(size: list[int], answer: socket.socket) -> str:
+    """Make a terminal, give its other side to the orchestrator, and return its path.
+
+    The child opens it as the leader of a new session, which makes it the controlling one (tty_ioctl(4)).
+    """
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+    (number,) = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, bytes(4)))
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", size[0], size[1], 0, 0))
+    wire.send(answer, {"done": True}, [master])
+    os.close(master)
+    return f"/dev/pts/{number}"
+
+
+def _spawn(request: ExecRequest, environment: dict[bytes, bytes], terminal: str | None) -> int:
     script = request["script"]
-    actions: list[tuple[int, int, int]] = []
+    actions: list[tuple[Any, ...]] = []
+    if terminal is not None:
+        actions.append((os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0))
+        actions.extend((os.POSIX_SPAWN_DUP2, 0, place) for place in (1, 2))
     if script is None:
         argv = request["argv"] or []
     else:
@@ -99,7 +152,7 @@ def _spawn(request: ExecRequest, environment: dict[bytes, bytes]) -> int:
 
 
 def _started(
-    program: str, argv: list[str], environment: dict[bytes, bytes], actions: list[tuple[int, int, int]]
+    program: str, argv: list[str], environment: dict[bytes, bytes], actions: list[tuple[Any, ...]]
 ) -> int:
     return os.posix_spawn(
         program,

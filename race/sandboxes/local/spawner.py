@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ class Helper:
     Args:
         module: of this package, whose ``main`` it runs.
         arguments: for it.
+
+    Raises:
+        MachineError: it cannot be started.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -41,13 +45,19 @@ class Helper:
                 (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
             ]
             command = [sys.executable, "-I", "-S", "-X", "utf8", str(_BOOT), module, "3", *arguments]
-            self.pid = os.posix_spawn(
-                sys.executable,
-                command,
-                {"LC_ALL": "C.UTF-8", "PATH": os.defpath},
-                file_actions=null,
-                setsid=True,  # what is typed at the terminal is not for it
-            )
+            try:
+                self.pid = os.posix_spawn(
+                    sys.executable,
+                    command,
+                    {"LC_ALL": "C.UTF-8", "PATH": os.defpath},
+                    file_actions=null,
+                    setsid=True,  # what is typed at the terminal is not for it
+                )
+            except (OSError, ValueError) as error:
+                self.socket.close()
+                raise MachineError(
+                    f"Python, as {sys.executable!r}, cannot be started for a helper process: {error}"
+                ) from error
 
     def close(self) -> None:
         """Let it end, and wait for that."""
@@ -67,6 +77,7 @@ class Spawner:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._zygote: Helper | None = None
+        self._starting = threading.Lock()
 
     @contextlib.asynccontextmanager
     async def spawn(self, request: SpawnRequest) -> AsyncGenerator[int]:
@@ -81,19 +92,20 @@ class Spawner:
         with ours:
             with theirs:
                 self._ask(request, theirs)
-            ours.setblocking(False)
+            ours.setblocking(False)  # noqa: FBT003 - the library's signature
             yield await _born(ours, self._home)
             wire.send(ours, {"done": True})
 
     def _ask(self, request: SpawnRequest, answers: socket.socket) -> None:
-        if self._zygote is None or self._zygote.owner != os.getpid():
-            self._zygote = Helper("zygote", str(self._home))
-        try:
-            wire.send(self._zygote.socket, request, [answers.fileno()])
-        except OSError:
-            self._zygote.close()  # it was killed; another one will do
-            self._zygote = Helper("zygote", str(self._home))
-            wire.send(self._zygote.socket, request, [answers.fileno()])
+        with self._starting:
+            if self._zygote is None or self._zygote.owner != os.getpid():
+                self._zygote = Helper("zygote", str(self._home))
+            try:
+                wire.send(self._zygote.socket, request, [answers.fileno()])
+            except OSError:
+                self._zygote.close()  # it was killed; another one will do
+                self._zygote = Helper("zygote", str(self._home))
+                wire.send(self._zygote.socket, request, [answers.fileno()])
 
     def close(self) -> None:
         """End the zygote. Sandboxes go on."""

@@ -1,8 +1,8 @@
 """The Linux system calls that Python's standard library does not offer, through ctypes.
 
-All of them raise `OSError` with the kernel's error number. Numbers differ between processors only for the calls
-older than 2019. This module is loaded by the single-threaded helpers inside and outside of sandboxes, so it
-imports next to nothing.
+All of them raise `OSError` with the kernel's error number. Numbers differ between processors only for the
+calls older than 2019. This module is loaded by the single-threaded helpers inside and outside of sandboxes,
+so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
 _CLOEXEC = 1
 _PAGE = 4096
+_MESSAGES = 20
 _RESOLVE_NO_MAGICLINKS = 2
 _RESOLVE_NO_SYMLINKS = 4
 _RESOLVE_BENEATH = 8
@@ -151,11 +152,13 @@ def attach_mount(mount_fd: int, target: str) -> None:
 
 
 def mount_overlay(target: str, lower: list[str], upper: str, work: str) -> None:
-    """Mount an overlay whose own attributes are kept as ``user.overlay.*``, which needs no privilege on the host.
+    """Mount an overlay whose own attributes are kept as ``user.overlay.*``, which needs no privilege on the
+    host.
 
     Args:
         target: an existing directory.
-        lower: layers, the top one first. The kernel allows 500; kernels before 6.8 as many as fit into a page.
+        lower: layers, the top one first. The kernel allows 500; kernels before 6.8 as many as fit into a
+            page.
         upper: where changes go.
         work: an empty directory on the same mount as ``upper``.
     """
@@ -209,7 +212,7 @@ def _kernel_messages(context: int) -> str:
     """What the kernel says about a refused mount, one message a read."""
     said: list[str] = []
     try:
-        while len(said) < 20:  # noqa: PLR2004 - far more than the kernel ever queues
+        while len(said) < _MESSAGES:
             said.append(os.read(context, 4096).decode("utf-8", "replace").strip())
     except OSError:
         pass

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import socket
-
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -73,7 +72,7 @@ async def answer(connection: socket.socket, name: str) -> tuple[Any, list[int]]:
     return message, descriptors
 
 
-def tell(connection: socket.socket, name: str, request: Any, descriptors: list[int] | None = None) -> None:  # noqa: ANN401 - any of the requests
+def tell(connection: socket.socket, name: str, request: Any, descriptors: list[int] | None = None) -> None:
     """Ask for something.
 
     Raises:

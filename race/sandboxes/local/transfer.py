@@ -5,6 +5,7 @@ Whatever links the sandbox has, they lead no further than the sandbox itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -76,8 +77,8 @@ class _Writer:
 
     def file(self, path: bytes, mode: int, modified: int) -> None:
         self._make_parents(path)
-        # Written beside its place and renamed into it: whoever reads sees the old file or the new one, and one
-        # that is being executed can be replaced.
+        # Written beside its place and renamed into it: whoever reads sees the old file or the new one, and
+        # one that is being executed can be replaced.
         self._temporary = os.path.join(os.path.dirname(path), b".race-%d" % os.getpid())
         _remove(self._temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -151,10 +152,8 @@ def _make_way(path: bytes) -> None:
 def _remove(path: bytes) -> None:
     """Remove a path with everything below it; nothing if it is not there."""
     if not _is_directory(path, follow=False):
-        try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
         return
     for folder, folders, files in os.walk(path, topdown=False):
         for each in files:

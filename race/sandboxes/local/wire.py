@@ -51,7 +51,8 @@ def _send_packet(connection: socket.socket, data: bytes, descriptors: list[int])
 
 
 def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
-    """The next message with its descriptors, which are the caller's to close; None when the other side is gone.
+    """The next message with its descriptors, which are the caller's to close; None when the other side is
+    gone.
 
     Raises:
         BlockingIOError: nothing is there yet on a non-blocking socket.

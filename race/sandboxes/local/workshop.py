@@ -21,7 +21,8 @@ from race.sandboxes.local.cgroups import Cgroups
 from race.sandboxes.local.changes import Stack
 from race.sandboxes.local.images import Images
 from race.sandboxes.local.network import Gatekeeper
-from race.sandboxes.local.records import Layer, Record, Records
+from race.sandboxes.local.record import Layer, Record
+from race.sandboxes.local.records import Records
 from race.sandboxes.local.removal import remove_tree
 from race.sandboxes.local.spawner import Spawner
 from race.sandboxes.local.zygote import is_host_root
@@ -71,10 +72,6 @@ class Workshop:
             )
         record = self._finish_sealing(record)
         self._make_uppers(record)
-        record = record.model_copy(
-            update={"cgroups": self.cgroups.plan(record.name, record.limits), "frozen": False}
-        )
-        self.records.save(record)  # first, so that no group is ever unknown
         try:
             files = self.cgroups.make(record.cgroups, record.limits)
         except OSError as error:
@@ -83,19 +80,18 @@ class Workshop:
             ) from error
         async with self.spawner.spawn(self._request(record, files)) as pid:
             record = record.model_copy(update={"init": liveness.noted(pid)})
-            self.records.save(record)
+            self.records.save_init(record)
         await self.gatekeeper.serve(self.records.folder(record.name), record)
         if not record.complete:
-            record = record.model_copy(update={"complete": True})
-            self.records.save(record)
-        return record
+            self.records.save_complete(record.name)
+        return record.model_copy(update={"complete": True, "frozen": False})
 
     async def end(self, record: Record) -> Record:
         """End every process of a sandbox."""
         await liveness.end(record.init)
         self.cgroups.remove(record.cgroups)
-        ended = record.model_copy(update={"init": None, "frozen": False, "cgroups": ()})
-        self.records.save(ended)
+        ended = record.model_copy(update={"init": None, "frozen": False})
+        self.records.save_init(ended)
         return ended
 
     def _request(self, record: Record, cgroups: list[str]) -> SpawnRequest:
@@ -195,6 +191,7 @@ class Workshop:
         self.check_depth(record)
         folder = self.records.folder(record.name)
         relative = f"layers/{record.sealed + 1}"
+        (folder / "layers").mkdir(mode=0o700, exist_ok=True)
         (folder / relative).mkdir(mode=0o700, exist_ok=True)
         layer = Layer(folder=f"sandboxes/{record.name}/{relative}", parts=written)
         sealed = record.model_copy(update={"own": (layer, *record.own), "sealed": record.sealed + 1})
@@ -223,29 +220,11 @@ class Workshop:
                 f"the sandbox {record.name!r} stands on {count} layers, one for each fork before it, which is the limit"
             )
 
-    async def give_files(self, parent: Record, child: Record) -> Record:
-        """Give a new fork its parent's files.
-
-        A stopped parent's files become a layer that both use; a running one's are copied while it is held.
+    async def copy_written(self, parent: Record, child: Record) -> Record:
+        """Copy what a running sandbox has written, as of one moment, into a layer that belongs to its fork.
 
         Returns:
             The fork's record as it was saved.
-
-        Raises:
-            SandboxError: it stands on too many layers, or there is no room.
-        """
-        copied: Layer | None = None
-        if liveness.alive(parent.init):
-            copied = await self._copy_written(parent, child)
-        else:
-            parent = self.seal(parent)
-        inherited = (*((copied,) if copied else ()), *parent.own, *parent.inherited)
-        child = child.model_copy(update={"inherited": inherited})
-        self.records.save(child)
-        return child
-
-    async def _copy_written(self, parent: Record, child: Record) -> Layer | None:
-        """Copy what a running sandbox has written, as of one moment, into a layer that belongs to its fork.
 
         Raises:
             SandboxError: the sandbox ended meanwhile, or there is no room.
@@ -253,7 +232,7 @@ class Workshop:
         self.check_depth(parent)
         target = self.records.folder(child.name) / "layers" / "0"
         source = self.records.folder(parent.name) / "upper"
-        target.mkdir(mode=0o700)
+        target.mkdir(mode=0o700, parents=True)
 
         def copy() -> tuple[int, ...]:
             written = self._written(parent)
@@ -270,7 +249,11 @@ class Workshop:
                 raise SandboxError(
                     f"the files of the sandbox {parent.name!r} could not be copied: {error}"
                 ) from error
-        return Layer(folder=f"sandboxes/{child.name}/layers/0", parts=written) if written else None
+        if written:
+            layer = Layer(folder=f"sandboxes/{child.name}/layers/0", parts=written)
+            child = child.model_copy(update={"inherited": (layer, *child.inherited)})
+            self.records.save(child)
+        return child
 
     # The end
 

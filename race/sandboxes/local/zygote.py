@@ -21,7 +21,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from race.sandboxes.local import confine, file_tree, pid1, syscalls, wire
+from race.sandboxes.local import confine, file_tree, pid1, shim, syscalls, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,18 +34,18 @@ IDS = 65536
 
 _CAP_SYS_ADMIN = 21
 _SPARE_PROCESSES = 64
-"""How many more processes PID 1 may have than its commands, so that it can still act when they use all theirs."""
+"""How many more processes PID 1 may have than its commands, so that it can still act when they use all
+theirs."""
 _LEAST_PID_MAX = 1024
-_OUT_OF_MEMORY_SCORE = 500
-"""Commands in sandboxes are the first to go when the whole machine runs out of memory."""
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
-_STORE = "store"
 _SOURCES = "sources"
 
 
 def is_host_root() -> bool:
-    """Whether this process may do everything on this machine: user 0, not in a user namespace, not confined."""
+    """Whether this process may do everything on this machine: user 0, not in a user namespace, not
+    confined.
+    """
     if os.geteuid() != 0:
         return False
     with open("/proc/self/uid_map", encoding="ascii") as file:
@@ -66,8 +66,8 @@ def main(descriptor: int, home: str) -> None:
     os.umask(0o022)
     syscalls.close_from(descriptor + 1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps children by itself
-    # Each sandbox's PID 1 becomes this process's child, so that it is reaped even where the machine's own PID 1
-    # does not do so.
+    # Each sandbox's PID 1 becomes this process's child, so that it is reaped even where the machine's own PID
+    # 1 does not do so.
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     requests = socket.socket(fileno=descriptor)
     zygote = Zygote(home)
@@ -101,7 +101,7 @@ class Zygote:
     def __init__(self, home: str) -> None:
         self._home = home
         self._root = is_host_root()
-        self._staged = False
+        self._filter = b""
         self._shifted = -1
         self._sources: dict[tuple[str, int, int], str] = {}
 
@@ -111,8 +111,9 @@ class Zygote:
         Raises:
             OSError: it cannot even be begun.
         """
-        if not self._staged:
-            self._stage()
+        if not self._filter:
+            self._filter = confine.system_call_filter(syscalls.MACHINE, pretend_owners=not self._root)
+        self._stage()
         found = {
             layer: self._visible(layer)
             for plan in request["mounts"]
@@ -131,23 +132,22 @@ class Zygote:
 
     def _stage(self) -> None:
         """Go where layers can be found by relative paths, from inside a sandbox's user namespace too."""
-        stage = os.path.join(self._home, "stage")
-        os.makedirs(stage, 0o700, exist_ok=True)
         if not self._root:
             os.makedirs(os.path.join(self._home, file_tree.NEW_ROOT), 0o700, exist_ok=True)
             os.chdir(self._home)
-            self._staged = True
             return
+        if self._shifted >= 0:
+            return
+        stage = os.path.join(self._home, "stage")
+        os.makedirs(stage, 0o700, exist_ok=True)
         self._shifted = _shifted_namespace()
         syscalls.unshare(syscalls.CLONE_NEWNS)
         # Nothing that is mounted here shows on the host, but what the host unmounts is not kept busy.
         syscalls.mount(None, "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
         syscalls.mount("stage", stage, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=755,size=1m")
         os.chdir(stage)
-        for name in (file_tree.NEW_ROOT, _STORE, _SOURCES):
+        for name in (file_tree.NEW_ROOT, _SOURCES):
             os.mkdir(name, 0o755)
-        self._show(self._home, _STORE)
-        self._staged = True
 
     def _show(self, path: str, target: str) -> None:
         mounted = syscalls.clone_mount(path)
@@ -161,10 +161,10 @@ class Zygote:
 
     def _visible(self, layer: str) -> str:
         """Where a layer is found from the working directory."""
-        if not layer.startswith("/"):
-            return f"{_STORE}/{layer}" if self._root else layer
         if not self._root:
             return layer
+        if not layer.startswith("/"):
+            return f"{self._visible(self._home)}/{layer}"
         status = os.stat(layer)
         key = (layer, status.st_dev, status.st_ino)  # the same path may have become another directory
         if key not in self._sources:
@@ -180,7 +180,6 @@ class Zygote:
         """In the child: enter new namespaces, mount the layers, and fork PID 1 into them."""
         for file in request["cgroups"]:
             _write(file, "0")
-        _write("/proc/self/oom_score_adj", str(_OUT_OF_MEMORY_SCORE))
         listener = self._listener(request["folder"])
         user, group = os.geteuid(), os.getegid()
         syscalls.unshare(syscalls.CLONE_NEWUSER)
@@ -234,11 +233,15 @@ class Zygote:
         limit = request["processes"]
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_NPROC, (limit + _SPARE_PROCESSES, limit + _SPARE_PROCESSES))
-            # That counts for each user; all users together are limited by the numbers there are, since Linux 6.14.
+            # That counts for each user; all users together are limited by the numbers there are, since Linux
+            # 6.14.
             with contextlib.suppress(OSError):
                 _write("/proc/sys/kernel/pid_max", str(max(2 * limit, _LEAST_PID_MAX)))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        confine.confine(share_network=request["share_network"], pretend_owners=not self._root)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # it holds three for each command
+        bounds = shim.Bounds(processes=limit, files=(soft, hard))
+        confine.confine(self._filter, share_network=request["share_network"])
         # Only the two sockets go on, at places of their own.
         sockets = [syscalls.duplicate_above(each.fileno(), 16) for each in (listener, answer)]
         for place, descriptor in enumerate(sockets, 3):
@@ -246,7 +249,7 @@ class Zygote:
         syscalls.close_from(5)
         for each in (listener, answer):
             each.detach()
-        server = pid1.Server(socket.socket(fileno=3), limit)
+        server = pid1.Server(socket.socket(fileno=3), bounds)
         with socket.socket(fileno=4) as committed:
             wire.send(committed, {"done": True})
             if wire.receive(committed) is None:
