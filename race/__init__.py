@@ -45,10 +45,10 @@ from race.sandbox import (
     Terminal,
     Usage,
 )
-from race.scoring import Gate, Metric, Replay, Sample, Score, ScoreContext
+from race.scoring import Calibrated, Gate, Metric, Replay, Sample, Score, ScoreContext
 from race.spec import RaceSpec, load
 from race.store import Event, Store, StoreError, TakenOverError
-from race.submission import Package, PathChange, Submission
+from race.submission import MachineReport, Package, PathChange, Submission
 from race.task import Task
 from race.verdict import AttemptVerdict, Verdict
 from race.watching import watch
@@ -64,6 +64,7 @@ __all__ = [
     "BashResult",
     "BatchResult",
     "BatchSpec",
+    "Calibrated",
     "Capabilities",
     "Change",
     "ChecksFirst",
@@ -83,6 +84,7 @@ __all__ = [
     "Limits",
     "Link",
     "MachineError",
+    "MachineReport",
     "Member",
     "Metric",
     "ModelError",

@@ -20,7 +20,8 @@ from race.spec import RaceSpec
 
 def _hidden_path(value: Path, info: ValidationInfo) -> Path:
     """A path of a race file, absolute, that no agent sees."""
-    spec: Any = (info.context or {}).get("spec")
+    context: Any = info.context
+    spec: Any = context["spec"] if context else None
     if not isinstance(spec, RaceSpec):
         return value.absolute()
     path = (spec.folder / value.expanduser()).resolve()

@@ -41,7 +41,12 @@ def refused(replay: Replay) -> list[str]:
     reason.
     """
     submission = replay.submission
-    found = [reason for change in submission.changes if change.status != "D" for reason in _path(change)]
+    found = [
+        f"the package {p.name}=={p.version} takes the place of {p.replaces or 'that of the base'}, which runs the tests"
+        for p in submission.packages
+        if p.replaces is not None and p.name.lower() in _RUNNERS
+    ]
+    found += [reason for change in submission.changes if change.status != "D" for reason in _path(change)]
     for entry in submission.entries:
         if isinstance(entry, File) and isinstance(entry.content, bytes):
             old = replay.original(entry.path) if replay.original and entry.path in replay.paths else None

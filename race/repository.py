@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import git
-from gitdb import IStream  # pyright: ignore[reportMissingTypeStubs]
+from gitdb import GitDB, IStream, LooseObjectDB  # pyright: ignore[reportMissingTypeStubs]
 
 IDENTITY = {
     "GIT_AUTHOR_NAME": "race",
@@ -103,6 +103,12 @@ class TreeEntry:
     blob: str
 
 
+_Node: TypeAlias = "TreeEntry | dict[bytes, _Node] | None"
+"""What becomes of a name in a folder: an entry, nothing, or changes further below."""
+_TREE = b"40000"
+_EMPTY_TREE = bytes.fromhex("4b825dc642cb6eb9a060e54bf8d69288fbee4904")
+
+
 class ProjectRepository:
     """The content of one base's project, and of the submissions made from it.
 
@@ -112,7 +118,7 @@ class ProjectRepository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._repo = git.Repo(path)
+        self._objects: Any = LooseObjectDB(str(path / "objects"))
         self._git = BareGit(str(path))
 
     @classmethod
@@ -125,7 +131,7 @@ class ProjectRepository:
     def store(self, content: bytes) -> str:
         """Keep content and return its object name."""
         stream = IStream("blob", len(content), io.BytesIO(content))
-        store = cast("Callable[[IStream], Any]", self._repo.odb.store)  # pyright: ignore[reportUnknownMemberType]
+        store = cast("Callable[[IStream], Any]", self._objects.store)  # pyright: ignore[reportUnknownMemberType]
         return bytes(store(stream).binsha).hex()
 
     def store_files(self, paths: list[bytes]) -> list[str]:
@@ -162,6 +168,47 @@ class ProjectRepository:
             index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
             self._git.run("update-index", "-z", "--add", "--index-info", stdin=lines, env=index)
             return self._git.run("write-tree", env=index).decode().strip()
+
+    def changed(self, changes: Mapping[bytes, TreeEntry | None], tree: str = "refs/heads/main^{tree}") -> str:
+        """The tree that a kept one becomes by ``changes``; returns its name.
+
+        Only the folders with a change in them, and those above, are read and written, so the cost does not grow with
+        the project.
+        """
+        nested: dict[bytes, _Node] = {}
+        for path, entry in changes.items():
+            *folders, name = path.split(b"/")
+            place = nested
+            for folder in folders:
+                inner = place.get(folder)
+                if isinstance(inner, TreeEntry):
+                    break  # a file took the place of a folder: what was below it goes with it
+                if inner is None:
+                    inner = place[folder] = {}
+                place = inner
+            else:
+                if entry is not None or name not in place:
+                    place[name] = entry
+        root = self._git.run("rev-parse", "--verify", tree).decode().strip()
+        # A reader of its own: that of a Repo talks to one process of git, and attempts hand in side by side.
+        return self._rewritten(GitDB(str(self.path / "objects")), bytes.fromhex(root), nested).hex()
+
+    def _rewritten(self, db: Any, tree: bytes | None, changes: Mapping[bytes, _Node]) -> bytes:
+        items = _items(db, tree) if tree is not None else {}
+        for name, change in changes.items():
+            old = items.pop(name, None)
+            if isinstance(change, TreeEntry):
+                items[name] = change.mode.encode(), bytes.fromhex(change.blob)
+            elif change is not None:
+                below = old[1] if old is not None and old[0] == _TREE else None
+                new = self._rewritten(db, below, change)
+                if new != _EMPTY_TREE:
+                    items[name] = _TREE, new
+        # git sorts folders as if their names ended in a slash
+        ordered = sorted(items.items(), key=lambda i: i[0] + (b"/" if i[1][0] == _TREE else b""))
+        content = b"".join(mode + b" " + name + b"\0" + sha for name, (mode, sha) in ordered)
+        stored: bytes = self._objects.store(IStream("tree", len(content), io.BytesIO(content))).binsha
+        return stored
 
     def entries(self, tree: str = "refs/heads/main") -> dict[bytes, TreeEntry]:
         """All paths of a tree."""
@@ -237,3 +284,16 @@ class ProjectRepository:
         # convert line ends would show untouched files as modified.
         (target / "info").mkdir(exist_ok=True)
         (target / "info" / "attributes").write_text("* -text -filter -ident -working-tree-encoding\n")
+
+
+def _items(db: Any, tree: bytes) -> dict[bytes, tuple[bytes, bytes]]:
+    """Mode and object name of what is in a folder, by name."""
+    content: bytes = db.stream(tree).read()
+    items: dict[bytes, tuple[bytes, bytes]] = {}
+    at = 0
+    while at < len(content):
+        space = content.index(b" ", at)
+        end = content.index(b"\0", space)
+        items[content[space + 1 : end]] = content[at:space], content[end + 1 : end + 21]
+        at = end + 21
+    return items

@@ -9,6 +9,7 @@ python -m benchmarks.cheats --alone 3       # each of 3 random attackers alone b
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import random
 import shutil
@@ -51,13 +52,13 @@ def main() -> int:
     try:
         if chosen.naive:
             return anyio.run(_control, cases, home)
-        return anyio.run(_corpus, cases, home, chosen.alone, chosen.all)
+        return anyio.run(functools.partial(_corpus, cases, home, chosen.alone, everything=chosen.all))
     finally:
         anyio.run(_delete_all, home)
         shutil.rmtree(home, ignore_errors=True)
 
 
-async def _corpus(cases: Sequence[Case], home: Path, alone: int, everything: bool) -> int:
+async def _corpus(cases: Sequence[Case], home: Path, alone: int, *, everything: bool) -> int:
     began = time.monotonic()
     left_out = [c for c in cases if trial.missing(c)]
     cases = [c for c in cases if c not in left_out]
@@ -76,7 +77,7 @@ async def _corpus(cases: Sequence[Case], home: Path, alone: int, everything: boo
                 moved.append(f"{course}: {', '.join(done.ranking)} instead of {', '.join(control.ranking)}")
             wrong = sum(bool(o.wrong) for o in done.outcomes)
             print(f"{course}: {len(field)} cases in {done.seconds:.1f} s, {wrong} wrong", file=sys.stderr)
-    _print(outcomes, everything)
+    _print(outcomes, everything=everything)
     honest = [o for o in outcomes if o.case.expect == "honest"]
     cheats_run = [o for o in outcomes if o.case.expect != "honest"]
     kinds = Counter(o.case.expect for o in cheats_run)
@@ -96,7 +97,7 @@ async def _corpus(cases: Sequence[Case], home: Path, alone: int, everything: boo
     return 1 if moved or any(o.wrong for o in outcomes) else 0
 
 
-def _print(outcomes: Sequence[trial.Outcome], everything: bool) -> None:
+def _print(outcomes: Sequence[trial.Outcome], *, everything: bool) -> None:
     table = Table("case", "what", "expected", "state", "times base", "reason")
     for o in sorted(outcomes, key=lambda o: o.case.name):
         if o.wrong or everything:

@@ -1,0 +1,1 @@
+"""Benchmarks of the framework itself: each is a command that prints figures."""

@@ -18,7 +18,7 @@ def packed(value: Any) -> Any:  # noqa: PLR0911 - one for each type
     A value that is not exactly of a plain type, such as an instance of a subclass of ``int``, becomes the name of its
     type, and so never equals anything.
     """
-    kind = type(value)
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType] - that is the question
     if value is None or kind in (bool, str):
         return value
     if kind is int:
@@ -42,9 +42,10 @@ def unpacked(data: Any) -> Any:
     Raises:
         ValueError: there is none.
     """
+    given: Any = data
     if not isinstance(data, dict):
-        return data
-    ((kind, inner),) = data.items()
+        return given
+    ((kind, inner),) = given.items()
     if kind == "int":
         return int(inner)
     if kind == "float":

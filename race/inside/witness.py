@@ -252,8 +252,10 @@ def run_pytest(asked: dict[str, Any], report: Report) -> int:
     if plugins is None:
         metadata = importlib.import_module("importlib.metadata")
         points: Any = metadata.entry_points()
-        old = isinstance(points, dict)  # before Python 3.10
-        chosen: Any = points.get("pytest11", []) if old else points.select(group="pytest11")
+        if hasattr(points, "select"):
+            chosen: Any = points.select(group="pytest11")
+        else:  # before Python 3.10
+            chosen = points.get("pytest11", [])
         plugins = sorted({p.value.split(":")[0] for p in chosen})
         report.add("plugins", plugins)
     for name in plugins:

@@ -21,7 +21,8 @@ from race.submission import printable
 
 _STARTS = 5
 """How often the start of an interpreter that calls nothing is measured; the shortest counts."""
-_SHORTEST = 1e-6
+_FINEST = 0.05
+"""Share of the interpreter's own start below which a sample is not told from nothing: starts vary by about as much."""
 _SHOWN = 120
 
 
@@ -59,8 +60,9 @@ class Function:
 
     Every sample is a fresh process in a fresh replay, which gets each input once. The clock, the right answers and the
     seed are outside of the sandbox: the clock stops when all answers have been printed and the process has ended. The
-    shortest time of the same process without a call, in which no code of the submission runs, is taken off. An answer
-    of another type or value than the reference's, in any sample, makes the attempt ineligible.
+    shortest time of the same process without a call, in which no code of the submission runs, is taken off; give
+    inputs that keep the base busy for several times as long, such as a tenth of a second. An answer of another type or
+    value than the reference's, in any sample, makes the attempt ineligible.
     """
 
     Options = FunctionOptions
@@ -94,7 +96,7 @@ class Function:
         done = await self._run(replay, caller, cases)
         _check(done, cases, options)
         whole = _busy(done) - start - (imported if options.startup == "apart" else 0.0)
-        value = max(whole, _SHORTEST) / len(cases) * 1000
+        value = max(whole, _FINEST * start) / len(cases) * 1000
         details = {"import_ms": f"{imported * 1000:.3g}", "first_call_ms": f"{first * 1000:.3g}"}
         return Sample(value, 0.0, done.seconds, done.usage.cpu_seconds, details if context.round == 0 else {})
 

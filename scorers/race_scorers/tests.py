@@ -60,7 +60,6 @@ class Tests:
         del context
         if self._program is None:
             return Score(passed=True)
-        await self._put_in(replay)
         seen = await self._session(replay, self._program, None)
         if seen.status is None:
             raise Rejected(f"{self._options.run!r} did not come to its end")
@@ -83,8 +82,8 @@ class Tests:
         options = self._options
         base = context.baseline
         try:
-            await self._put_in(replay)
             if self._program is None or not isinstance(base, Score) or "outcomes" not in base.details:
+                await self._put_in(replay)
                 done = await replay.must_run(options.run, timeout=options.timeout, env=options.env)
                 return Score(passed=True, details={"seconds": f"{done.seconds:.2f}"})
             return await self._compare(replay, self._program, _Base(base.details))
@@ -117,6 +116,7 @@ class Tests:
 
     async def _session(self, replay: Replay, program: Program, plugins: Sequence[str] | None) -> Seen:
         options = self._options
+        await self._put_in(replay)
         done, seen = await witnessed(
             replay, program, timeout=options.timeout, env=options.env, plugins=plugins
         )

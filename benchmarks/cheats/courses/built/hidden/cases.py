@@ -2,7 +2,7 @@
 
 
 def inputs(rng):
-    return [["".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(20_000))] for _ in range(8)]
+    return [["".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(150_000))] for _ in range(8)]
 
 
 def reference(text):

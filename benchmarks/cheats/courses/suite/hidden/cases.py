@@ -3,7 +3,7 @@
 
 def inputs(rng):
     kinds = ("square", "rectangle")
-    many = [(rng.choice(kinds), rng.randrange(1, 99), rng.randrange(1, 99)) for _ in range(1500)]
+    many = [(rng.choice(kinds), rng.randrange(1, 99), rng.randrange(1, 99)) for _ in range(5000)]
     return [[many], [many[:10]]]
 
 
