@@ -56,7 +56,8 @@ def _product(table: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]]:
     hints = _values(table, "hints", place)
     rest = {k: v for k, v in table.items() if k not in {"models", "hints", "name"}}
     taken: set[str] = set()
-    for model, hint in itertools.product(models or [None], hints or [None]):
+    sides: list[list[tuple[str, str] | None]] = [[*models] or [None], [*hints] or [None]]
+    for model, hint in itertools.product(*sides):
         parts = [str(table["name"])] if table.get("name") else []
         parts += [_word(name) for name, _ in filter(None, (model, hint))]
         name = _free("-".join(p for p in parts if p)[:LONGEST_NAME].strip("-._") or "entry", taken)

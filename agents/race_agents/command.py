@@ -29,7 +29,8 @@ class CommandOptions(InsideOptions):
     """What an entry with ``agent = "command"`` may say.
 
     In ``argv``, ``files`` and ``env``, these are filled in: ``{prompt}``, ``{prompt_file}``, ``{model}``,
-    ``{base_url}`` (of the gateway, with the version), ``{url}`` (without), ``{token}`` (in place of a key), ``{workdir}``, ``{home}``.
+    ``{base_url}`` (of the gateway, with the version), ``{url}`` (without), ``{token}`` (in place of a key),
+    ``{workdir}``, ``{home}``.
     """
 
     argv: tuple[str, ...] = Field(min_length=1)

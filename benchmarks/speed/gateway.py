@@ -42,7 +42,7 @@ def stream() -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def respond(method, path, headers, body):
+def respond(_method, _path, _headers, body):
     if b'"stream": true' in body:
         return Response(body=stream(), headers={"Content-Type": "text/event-stream"})
     return Response(body=ANSWER, headers=JSON)
