@@ -22,6 +22,7 @@ from race.errors import (
     SpecError,
 )
 from race.finals import Entrant, Rule, Standing, Standings, finals
+from race.gateway import Gateway, GatewayAccount, Line, Record, Source, Upstream
 from race.runner import run
 from race.sandbox import (
     Capabilities,
@@ -45,6 +46,7 @@ from race.spec import RaceSpec, load
 from race.store import Event, Store
 from race.submission import Package, PathChange, Submission
 from race.task import Task
+from race.tools import BringsTools, Tool
 from race.verdict import AttemptVerdict, Verdict
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "AttemptVerdict",
     "Bash",
     "BashResult",
+    "BringsTools",
     "Capabilities",
     "Change",
     "ChecksFirst",
@@ -65,8 +68,11 @@ __all__ = [
     "File",
     "Finding",
     "Gate",
+    "Gateway",
+    "GatewayAccount",
     "LimitReached",
     "Limits",
+    "Line",
     "Link",
     "MachineError",
     "Metric",
@@ -76,6 +82,7 @@ __all__ = [
     "PluginError",
     "RaceError",
     "RaceSpec",
+    "Record",
     "Recorder",
     "Rejected",
     "Removed",
@@ -90,6 +97,7 @@ __all__ = [
     "Score",
     "ScoreContext",
     "ScorerError",
+    "Source",
     "SpecError",
     "Standing",
     "Standings",
@@ -99,7 +107,9 @@ __all__ = [
     "Task",
     "Terminal",
     "TokenUsage",
+    "Tool",
     "Trajectory",
+    "Upstream",
     "Usage",
     "Verdict",
     "finals",
