@@ -48,9 +48,11 @@ async def test_the_plugins_race(tmp_path: Path, home: Path, plugins: str) -> Non
 
 
 def test_the_race_file_is_taken(tmp_path: Path) -> None:
-    (block,) = blocks("toml")
+    block, product = blocks("toml")
     made = from_data(tomllib.loads(block), tmp_path / "race.toml")
     assert [e.name for e in made.entries] == ["numpy", "by-hand"]
+    many = from_data({**tomllib.loads(block), **tomllib.loads(product), "seed": 7}, tmp_path / "race.toml")
+    assert sum(len(e.attempt_names()) for e in many.entries) == 12
 
 
 def test_the_demo_is_there() -> None:
