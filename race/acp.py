@@ -13,6 +13,7 @@ from typing import Any, cast
 import anyio
 
 from race.errors import AgentError
+from race.inside import table, tables
 from race.program import Program
 
 Update = Callable[[dict[str, Any]], None]
@@ -64,23 +65,21 @@ class Connection:
         if not answers:
             raise AgentError(f"it ended while it was asked for {method!r}")
         if "error" in answers[0]:
-            error: Any = answers[0]["error"]
-            detail = json.dumps(error.get("data")) if isinstance(error, dict) and error.get("data") else ""
-            message = error.get("message") if isinstance(error, dict) else error
-            raise AgentError(f"{method}: {message} {detail}"[:500].strip())
-        result: Any = answers[0].get("result")
-        return cast("dict[str, Any]", result) if isinstance(result, dict) else {}
+            error = table(answers[0]["error"])
+            detail = json.dumps(error["data"]) if error.get("data") else ""
+            raise AgentError(f"{method}: {error.get('message')} {detail}"[:500].strip())
+        return table(answers[0].get("result"))
 
     async def _heard(self, said: dict[str, Any]) -> None:
         number, method = said.get("id"), said.get("method")
-        parameters: dict[str, Any] = said.get("params") or {}
+        parameters = table(said.get("params"))
         if method is None:
             if number in self._waiting:
                 event, answers = self._waiting.pop(number)
                 answers.append(said)
                 event.set()
         elif method == "session/update":
-            self._on_update(parameters.get("update") or {})
+            self._on_update(table(parameters.get("update")))
         elif method == "session/request_permission":
             await self._say({"id": number, "result": {"outcome": _allowed(parameters)}})
         elif number is not None:
@@ -92,7 +91,7 @@ class Connection:
 
 
 def _allowed(parameters: dict[str, Any]) -> dict[str, Any]:
-    options: list[dict[str, Any]] = parameters.get("options") or []
+    options = tables(parameters.get("options"))
     for kind in ("allow_always", "allow_once"):
         for option in options:
             if option.get("kind") == kind:

@@ -37,12 +37,12 @@ def multiplied(entries: object, seed: object, path: Path) -> object:
     if not isinstance(entries, list):
         return entries
     made: list[object] = []
-    for number, entry in enumerate(cast("list[object]", entries), 1):
+    for number, entry in enumerate(cast("list[Any]", entries), 1):
         table = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
         if "models" in table or "hints" in table:
             made += _product(table, f"{path}: entries[{number}]")
         else:
-            made.append(entry)
+            made.append(cast("object", entry))
     if seed is not None:
         random.Random(seed).shuffle(made)  # noqa: S311 - a fixed order
     return made

@@ -13,7 +13,19 @@ from pydantic import Field, model_validator
 from race.acp import Connection
 from race.errors import AgentError, ModelError
 from race.gateway.upstream import KeyStyle
-from race.inside import GRACE, HOME, InsideOptions, briefing, check, ran, upstream
+from race.inside import (
+    GRACE,
+    HOME,
+    InsideOptions,
+    briefing,
+    check,
+    first_that_runs,
+    ran,
+    table,
+    tables,
+    text_of,
+    upstream,
+)
 from race.program import program
 from race.sandbox import Directory, File
 from race.tools import Tool
@@ -60,16 +72,13 @@ _OPENCODE = {
     },
 }
 
+# Of the builds in the package, for newer and older processors, the first that runs is taken.
+_OPENCODE_START = first_that_runs("/opt/race/opencode/node_modules/opencode-linux-*/bin/opencode")
+
 KNOWN: Mapping[str, _Known] = {
     "opencode": _Known(
         "opencode-ai@1.18.33",
-        (
-            "bash",
-            "-c",
-            'exec /opt/race/opencode/node_modules/opencode-linux-*/bin/opencode "$@"',
-            "opencode",
-            "acp",
-        ),
+        ("bash", "-c", _OPENCODE_START, "opencode", "acp"),
         {"OPENCODE_CONFIG": "{home}/opencode.json", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         {"{home}/opencode.json": json.dumps(_OPENCODE)},
     ),
@@ -244,15 +253,14 @@ class _Heard:
     def update(self, update: dict[str, Any]) -> None:
         kind = update.get("sessionUpdate")
         if kind == "agent_message_chunk":
-            content: dict[str, Any] = update.get("content") or {}
+            content = table(update.get("content"))
             self._pieces.append(str(content.get("text", "")))
             return
         self.close_text()
         if kind not in {"tool_call", "tool_call_update"}:
             return
         identity = str(update.get("toolCallId"))
-        given: Any = update.get("rawInput")
-        command = given.get("command") if isinstance(given, dict) else None
+        command = table(update.get("rawInput")).get("command")
         if command or identity not in self._asked:
             self._asked[identity] = str(command or update.get("title") or "")
         if update.get("status") in {"completed", "failed"}:
@@ -273,6 +281,4 @@ class _Heard:
 
 
 def _text(update: dict[str, Any]) -> str:
-    parts: list[dict[str, Any]] = update.get("content") or []
-    texts = [(p.get("content") or {}).get("text", "") for p in parts if p.get("type") == "content"]
-    return "\n".join(str(t) for t in texts)
+    return "\n".join(text_of([table(p.get("content"))]) for p in tables(update.get("content")))
