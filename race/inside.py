@@ -206,11 +206,8 @@ def table(value: object) -> dict[str, Any]:
 
 def tables(value: object) -> list[dict[str, Any]]:
     """The objects in a part of an event that should be a list of them."""
-    return (
-        [table(v) for v in cast("list[object]", value) if isinstance(v, dict)]
-        if isinstance(value, list)
-        else []
-    )
+    parts = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", p) for p in parts if isinstance(p, dict)]
 
 
 def text_of(content: object) -> str:

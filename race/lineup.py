@@ -37,15 +37,19 @@ def multiplied(entries: object, seed: object, path: Path) -> object:
     if not isinstance(entries, list):
         return entries
     made: list[object] = []
-    for number, entry in enumerate(cast("list[Any]", entries), 1):
-        table = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    for number, entry in enumerate(cast("list[object]", entries), 1):
+        table = _table(entry)
         if "models" in table or "hints" in table:
             made += _product(table, f"{path}: entries[{number}]")
         else:
-            made.append(cast("object", entry))
+            made.append(entry)
     if seed is not None:
         random.Random(seed).shuffle(made)  # noqa: S311 - a fixed order
     return made
+
+
+def _table(entry: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
 
 
 def _product(table: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]]:
