@@ -93,6 +93,11 @@ class Launch:
     stdin: str = ""
 
 
+def first_that_runs(pattern: str) -> str:
+    """Text for bash that becomes the first program of a pattern which runs here, with the arguments given."""
+    return f'for p in {pattern}; do "$p" --version >/dev/null 2>&1 && exec "$p" "$@"; done; exit 127'
+
+
 def upstream(
     options: InsideOptions,
     *,
@@ -191,6 +196,25 @@ def ran(bash: Bash, command: str, exit_code: int | None, output: str) -> None:
     """Record a command that the agent says it ran."""
     text = shown(encodable(output).encode(), len(output.encode("utf-8", "replace")), OUTPUT_CHARACTERS)
     bash.observed(BashResult(encodable(command), exit_code, text, timed_out=False, seconds=0.0, timeout=0.0))
+
+
+def table(value: object) -> dict[str, Any]:
+    """A part of an event that should be an object, whatever it is."""
+    found: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    return found
+
+
+def tables(value: object) -> list[dict[str, Any]]:
+    """The objects in a part of an event that should be a list of them."""
+    parts = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", p) for p in parts if isinstance(p, dict)]
+
+
+def text_of(content: object) -> str:
+    """The text of a part of an event: itself, or the texts among a list of parts."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(p["text"]) for p in tables(content) if "text" in p)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

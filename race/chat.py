@@ -196,10 +196,10 @@ class Chat:
         try:
             with anyio.fail_after(self._timeout):
                 if self._responses:
-                    answer = await self._client.responses.with_raw_response.create(
+                    response = await self._client.responses.with_raw_response.create(
                         model=self._model, input=sent, store=False, extra_body=fields(extra)
                     )
-                    return read_response(self._masked_bytes(answer.content))
+                    return read_response(self._masked_bytes(response.content))
                 answer = await self._client.chat.completions.with_raw_response.create(
                     model=self._model,
                     messages=cast("list[ChatCompletionMessageParam]", sent),

@@ -38,7 +38,7 @@ def multiplied(entries: object, seed: object, path: Path) -> object:
         return entries
     made: list[object] = []
     for number, entry in enumerate(cast("list[object]", entries), 1):
-        table = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+        table = _table(entry)
         if "models" in table or "hints" in table:
             made += _product(table, f"{path}: entries[{number}]")
         else:
@@ -46,6 +46,10 @@ def multiplied(entries: object, seed: object, path: Path) -> object:
     if seed is not None:
         random.Random(seed).shuffle(made)  # noqa: S311 - a fixed order
     return made
+
+
+def _table(entry: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
 
 
 def _product(table: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]]:

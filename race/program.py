@@ -79,6 +79,12 @@ class Program:
         if self._socket is not None:
             self._socket.shutdown(socket.SHUT_WR)
 
+    def close(self) -> None:
+        """Let go of its streams."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
     async def lines(self) -> AsyncIterator[bytes]:
         """What it writes to its standard output, line by line, as it comes, until its end."""
         while self._socket is not None:
@@ -137,8 +143,7 @@ async def program(
             yield made
         finally:
             listener.close()
-            if made._socket is not None:  # noqa: SLF001 - its own maker
-                made._socket.close()  # noqa: SLF001 - likewise
+            made.close()
             group.cancel_scope.cancel()
 
 

@@ -28,7 +28,8 @@ TOO_LONG = "context_length_exceeded"
 
 _REFUSED_SIZES = frozenset({400, 413, 422})
 _TOO_LONG_IN_WORDS = re.compile(
-    r"context.{0,12}(length|window|size)|(prompt|input|request|conversation) is too (long|large)|too many (input )?tokens",
+    r"context.{0,12}(length|window|size)|(prompt|input|request|conversation) is too (long|large)|"
+    r"too many (input )?tokens",
     re.IGNORECASE,
 )
 _SERVER_ERROR = 500  # and above

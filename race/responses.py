@@ -88,7 +88,8 @@ def read_response(content: bytes) -> Reply:
     if found is not None:
         usage = TokenUsage(found.tokens.read, found.tokens.written, found.tokens.cached, found.cost_usd)
     text = "\n".join(said).strip()
-    reason = (answer.get("incomplete_details") or {}).get("reason") if status == "incomplete" else ""
+    details: Any = answer.get("incomplete_details") if status == "incomplete" else None
+    reason = cast("dict[str, Any]", details).get("reason", "length") if isinstance(details, dict) else ""
     if refused or reason == "content_filter":
         return Reply(refused or text or "stopped by a content filter", (), "refused", usage)
     calls = tuple(_call(i) for i in parts if i.get("type") == "function_call")

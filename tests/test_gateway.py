@@ -310,15 +310,18 @@ async def test_half_of_all_requests_turned_away_and_sixteen_attempts_at_once() -
 async def test_what_one_attempt_is_told_all_heed() -> None:
     async with ScriptedModel(retry_after=0.5) as server, Gateway() as gateway:
         accounts = [gateway.account(n, Recorder(9)) for n in ("a", "b")]
-        async with accounts[0].line(Upstream(server.url)) as a, accounts[1].line(Upstream(server.url)) as b:
-            async with anyio.create_task_group() as group:
-                began = anyio.current_time()
-                group.start_soon(lambda: ask(a, "chat", "flaky:1:noop"))
-                while not any(r.status == 429 for r in server.requests):  # noqa: ASYNC110 - of another thread
-                    await anyio.sleep(0.01)
-                await anyio.sleep(0.05)
-                await ask(b, "chat", "noop")
-                assert anyio.current_time() - began >= 0.5
+        async with (
+            accounts[0].line(Upstream(server.url)) as a,
+            accounts[1].line(Upstream(server.url)) as b,
+            anyio.create_task_group() as group,
+        ):
+            began = anyio.current_time()
+            group.start_soon(lambda: ask(a, "chat", "flaky:1:noop"))
+            while not any(r.status == 429 for r in server.requests):  # noqa: ASYNC110 - of another thread
+                await anyio.sleep(0.01)
+            await anyio.sleep(0.05)
+            await ask(b, "chat", "noop")
+            assert anyio.current_time() - began >= 0.5
 
 
 async def test_a_wait_beyond_the_attempts_end_is_told_and_ends_it() -> None:

@@ -5,7 +5,21 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from race.agent_inside import HOME, InsideOptions, Launch, Report, briefing, check, ran, upstream, work
+from race.agent_inside import (
+    HOME,
+    InsideOptions,
+    Launch,
+    Report,
+    briefing,
+    check,
+    first_that_runs,
+    ran,
+    table,
+    tables,
+    text_of,
+    upstream,
+    work,
+)
 from race.sandbox import Directory
 from race.tools import Tool
 
@@ -26,8 +40,6 @@ _FLAGS = (
     "--dangerously-skip-permissions",
     "--no-session-persistence",
 )
-
-_START = 'for p in {program}; do "$p" --version >/dev/null 2>&1 && exec "$p" "$@"; done; exit 127'
 
 
 class Claude:
@@ -78,7 +90,7 @@ class Claude:
         }
         return Launch(
             # Of the two builds in the package, for glibc and for musl, the first that runs is taken.
-            argv=["bash", "-c", _START.format(program=program), "claude", *arguments],
+            argv=["bash", "-c", first_that_runs(program), "claude", *arguments],
             env={**env, **self.options.env},
             files=[Directory(HOME.encode())],
             stdin=briefing(task, context),
@@ -99,8 +111,7 @@ class _Reader:
             report.message = str(event.get("result") or report.message)
             report.error = report.message or str(event.get("subtype")) if event.get("is_error") else ""
         elif kind in {"assistant", "user"}:
-            content: Any = (event.get("message") or {}).get("content")
-            for block in content if isinstance(content, list) else ():
+            for block in tables(table(event.get("message")).get("content")):
                 self._block(block, report)
 
     def _block(self, block: dict[str, Any], report: Report) -> None:
@@ -109,12 +120,9 @@ class _Reader:
             report.message = str(block.get("text", ""))
             self._recorder.say(report.message)
         elif kind == "tool_use":
-            given: dict[str, Any] = block.get("input") or {}
+            given = table(block.get("input"))
             shown = given.get("command") or f"[{block.get('name')}] {given.get('file_path', '')}".strip()
             self._asked[str(block.get("id"))] = str(shown)
         elif kind == "tool_result":
             command = self._asked.pop(str(block.get("tool_use_id")), "")
-            content: Any = block.get("content")
-            parts = content if isinstance(content, list) else [{"text": content}]
-            output = "\n".join(str(p.get("text", "")) for p in parts if isinstance(p, dict))
-            ran(self._bash, command, 1 if block.get("is_error") else 0, output)
+            ran(self._bash, command, 1 if block.get("is_error") else 0, text_of(block.get("content")))

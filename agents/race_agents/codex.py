@@ -6,7 +6,19 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from race.agent_inside import HOME, InsideOptions, Launch, Report, briefing, check, ran, upstream, work
+from race.agent_inside import (
+    HOME,
+    InsideOptions,
+    Launch,
+    Report,
+    briefing,
+    check,
+    first_that_runs,
+    ran,
+    table,
+    upstream,
+    work,
+)
 from race.sandbox import File
 from race.tools import Tool
 
@@ -73,7 +85,7 @@ class Codex:
         program = shlex.quote(self.options.program) if self.options.program else found
         arguments = ["exec", *_FLAGS, "-C", bash.workdir, *self.options.args, "-"]
         return Launch(
-            argv=["bash", "-c", f'exec {program} "$@"', "codex", *arguments],
+            argv=["bash", "-c", first_that_runs(program), "codex", *arguments],
             env={"HOME": HOME, "CODEX_HOME": f"{HOME}/codex", "RACE_TOKEN": line.token, **self.options.env},
             files=[File(f"{HOME}/codex/config.toml".encode(), config.encode(), 0o600)],
             stdin=briefing(task, context),
@@ -85,16 +97,13 @@ def _read(event: dict[str, Any], report: Report, bash: Bash, context: AgentConte
     if kind == "turn.completed":
         report.ended, report.error = True, ""
     elif kind == "turn.failed":
-        report.error = str(event.get("error", {}).get("message", "its turn failed"))
+        report.error = str(table(event.get("error")).get("message") or "its turn failed")
     elif kind == "item.completed":
-        item: dict[str, Any] = event.get("item") or {}
+        item = table(event.get("item"))
         if item.get("type") == "agent_message":
             report.message = str(item.get("text", ""))
             context.recorder.say(report.message)
         elif item.get("type") == "command_execution":
-            ran(
-                bash,
-                str(item.get("command", "")),
-                item.get("exit_code"),
-                str(item.get("aggregated_output", "")),
-            )
+            code = item.get("exit_code")
+            output = str(item.get("aggregated_output") or "")
+            ran(bash, str(item.get("command", "")), code if isinstance(code, int) else None, output)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import anyio
 from pydantic import Field, field_validator
 
+from race.agent_inside import GRACE, HOME, InsideOptions, briefing, upstream
 from race.errors import AgentError, ModelError
 from race.gateway.upstream import KeyStyle
-from race.agent_inside import GRACE, HOME, InsideOptions, briefing, upstream
 from race.sandbox import Directory, File
 from race.tools import Tool
 
@@ -29,7 +29,8 @@ class CommandOptions(InsideOptions):
     """What an entry with ``agent = "command"`` may say.
 
     In ``argv``, ``files`` and ``env``, these are filled in: ``{prompt}``, ``{prompt_file}``, ``{model}``,
-    ``{base_url}`` (of the gateway, with the version), ``{url}`` (without), ``{token}`` (in place of a key), ``{workdir}``, ``{home}``.
+    ``{base_url}`` (of the gateway, with the version), ``{url}`` (without), ``{token}`` (in place of a key),
+    ``{workdir}``, ``{home}``.
     """
 
     argv: tuple[str, ...] = Field(min_length=1)

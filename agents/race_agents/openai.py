@@ -20,7 +20,7 @@ from race.replies import Reply
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from race.agent import AgentContext, Trajectory
+    from race.agent import AgentContext, Recorder, Trajectory
     from race.bash import Bash
     from race.gateway import Line
     from race.replies import ToolCall
@@ -168,11 +168,7 @@ class OpenAI:
                 turn = await context.journal.once(ask, _Turn)
                 reply = turn.reply
                 if reply is None:
-                    shorter, note = shortened(messages)
-                    if shorter is None:
-                        raise ConversationTooLong("budget", turn.too_long)
-                    record.say(f"[{note}]")
-                    messages = shorter
+                    messages = _cut_down(messages, turn, record)
                     continue
                 chat.recall(reply)
                 if reply.text:
@@ -356,6 +352,19 @@ def shortened(messages: Sequence[Message]) -> tuple[list[Message] | None, str]:
         Message("user", note),
         *messages[begin:],
     ], f"the conversation outgrew the model; {note}"
+
+
+def _cut_down(messages: Sequence[Message], turn: _Turn, record: Recorder) -> list[Message]:
+    """The conversation after the server said that it is too long.
+
+    Raises:
+        ConversationTooLong: nothing is left to cut.
+    """
+    shorter, note = shortened(messages)
+    if shorter is None:
+        raise ConversationTooLong("budget", turn.too_long)
+    record.say(f"[{note}]")
+    return shorter
 
 
 def _request(task: Task, context: AgentContext) -> str:

@@ -6,7 +6,19 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from race.agent_inside import HOME, InsideOptions, Launch, Report, briefing, check, ran, upstream, work
+from race.agent_inside import (
+    HOME,
+    InsideOptions,
+    Launch,
+    Report,
+    briefing,
+    check,
+    ran,
+    table,
+    text_of,
+    upstream,
+    work,
+)
 from race.sandbox import File
 from race.tools import Tool
 
@@ -92,15 +104,14 @@ class _Reader:
         kind = event.get("type")
         if kind == "agent_end":
             report.ended = True
-        elif kind == "message_end" and (event.get("message") or {}).get("role") == "assistant":
-            self._said(event["message"], report)
+        elif kind == "message_end" and table(event.get("message")).get("role") == "assistant":
+            self._said(table(event["message"]), report)
         elif kind == "tool_execution_start":
-            given: dict[str, Any] = event.get("args") or {}
+            given = table(event.get("args"))
             shown = given.get("command") or f"[{event.get('toolName')}] {given.get('path', '')}".strip()
             self._asked[str(event.get("toolCallId"))] = str(shown)
         elif kind == "tool_execution_end":
-            content = (event.get("result") or {}).get("content") or ()
-            output = "\n".join(str(p.get("text", "")) for p in content)
+            output = text_of(table(event.get("result")).get("content"))
             command = self._asked.pop(str(event.get("toolCallId")), "")
             ran(self._bash, command, 1 if event.get("isError") else 0, output)
 

@@ -42,7 +42,7 @@ def stream() -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def respond(method, path, headers, body):
+def respond(_method, _path, _headers, body):
     if b'"stream": true' in body:
         return Response(body=stream(), headers={"Content-Type": "text/event-stream"})
     return Response(body=ANSWER, headers=JSON)
@@ -114,10 +114,8 @@ async def main(requests, streams):
                 async with anyio.create_task_group() as group:
                     for _ in range(streams):
                         group.start_soon(one)
-                print(
-                    f"{len(whole)} streams at once: first byte after {statistics.median(firsts) * 1000:.0f} ms (median),",
-                    end=" ",
-                )
+                middle = statistics.median(firsts) * 1000
+                print(f"{len(whole)} streams at once: first byte after {middle:.0f} ms (median),", end=" ")
                 print(
                     f"{max(firsts) * 1000:.0f} ms (last); whole after {max(whole):.2f} s of {PAUSE * EVENTS:.2f} s"
                 )

@@ -54,11 +54,18 @@ class Messages:
         """A turn as a stream of events."""
         content = _content(conversation, turn)
         whole = _message(conversation, turn, usage, content)
-        began = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 1}}
+        began: dict[str, Any] = {
+            **whole,
+            "content": [],
+            "stop_reason": None,
+            "usage": {**whole["usage"], "output_tokens": 1},
+        }
         yield _event("message_start", message=began)
         for index, block in enumerate(content):
             kind = block["type"]
-            empty = {**block, "input": {}} if kind == "tool_use" else {"type": "text", "text": ""}
+            empty: dict[str, Any] = (
+                {**block, "input": {}} if kind == "tool_use" else {"type": "text", "text": ""}
+            )
             yield _event("content_block_start", index=index, content_block=empty)
             text = json.dumps(block["input"]) if kind == "tool_use" else block["text"]
             for start in range(0, len(text), _PIECE):

@@ -56,11 +56,11 @@ class Responses:
         """A turn as a stream of events."""
         output = _output(conversation, turn)
         whole = _response(conversation, turn, usage, output)
-        began = {**whole, "status": "in_progress", "output": [], "usage": None}
+        began: dict[str, Any] = {**whole, "status": "in_progress", "output": [], "usage": None}
         events: list[dict[str, Any]] = [{"type": "response.created", "response": began}]
         for index, item in enumerate(output):
             place = {"output_index": index, "item_id": item["id"]}
-            empty = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+            empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
             added = {**item, "status": "in_progress", **empty}
             events.append({"type": "response.output_item.added", "output_index": index, "item": added})
             if item["type"] == "function_call":
