@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import anyio
 
-from race.errors import AgentError
 from race.agent_inside import table, tables
+from race.errors import AgentError
 from race.program import Program
 
 Update = Callable[[dict[str, Any]], None]

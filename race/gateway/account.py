@@ -167,7 +167,11 @@ class Account:
         if exchange.usage is not None:
             self.purse.add(exchange.usage, exchange.model)
             self.race.add(exchange.usage, exchange.model)
-            self.recorder.spent(exchange.usage)
+            try:
+                self.recorder.spent(exchange.usage)
+            except LimitReached as limit:  # of whoever watches the recorder, such as a fleet's policy
+                self.ended = self.ended or limit
+                self.closed.set()
         if exchange.outcome == "answered":
             self.trouble = ""
             self._failures = 0
