@@ -39,7 +39,7 @@ class Connection:
 
     async def listen(self) -> None:
         """Take what the agent says until it ends."""
-        async for line in self._running.lines():
+        while (line := await self._running.line()) is not None:
             try:
                 said: Any = json.loads(line)
             except (ValueError, RecursionError):

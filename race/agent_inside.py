@@ -168,7 +168,7 @@ async def work(name: str, launch: Launch, read: Read, bash: Bash, context: Agent
         async def listen() -> None:
             await running.send(encodable(launch.stdin).encode())
             running.send_end()
-            async for line in running.lines():
+            while (line := await running.line()) is not None:
                 if (event := _event(line)) is not None:
                     read(event, report)
             await running.ended.wait()

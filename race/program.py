@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -85,22 +85,20 @@ class Program:
             self._socket.close()
             self._socket = None
 
-    async def lines(self) -> AsyncIterator[bytes]:
-        """What it writes to its standard output, line by line, as it comes, until its end."""
+    async def line(self) -> bytes | None:
+        """The next line that it writes to its standard output, without its end; None once there is no more."""
         while self._socket is not None:
             line, newline, rest = self._held.partition(b"\n")
             if newline:
                 self._held = rest
-                yield line
-                continue
+                return line
             piece = await _receive(self._socket)
             if not piece:
                 break
             if len(self._held) < LONGEST_LINE or b"\n" in piece:
                 self._held += piece
-        if self._held:
-            held, self._held = self._held, b""
-            yield held
+        held, self._held = self._held, b""
+        return held or None
 
 
 @asynccontextmanager

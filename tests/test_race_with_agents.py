@@ -94,9 +94,8 @@ async def test_codex_claude_and_pi_race_and_one_wins(
     assert verdict.status == "won", [a.reasons for a in verdict.attempts]
     assert {verdict.winner, *verdict.tied_with} <= {f"{a}-sieve" for a in AGENTS}
     for attempt in verdict.attempts:
-        assert (attempt.state, attempt.outcome, attempt.message) == ("scored", "done", "A sieve."), (
-            attempt.reasons
-        )
+        assert attempt.eligible, attempt.reasons
+        assert (attempt.outcome, attempt.message) == ("done", "A sieve.")
         assert attempt.steps == 4
         assert attempt.speedup is not None
         assert attempt.speedup.vs_base > 2
@@ -116,7 +115,8 @@ async def test_a_model_that_never_finishes_costs_its_budget_and_its_edits_count(
         )
     assert verdict.status == "won", [a.reasons for a in verdict.attempts]
     for attempt in verdict.attempts:
-        assert (attempt.state, attempt.outcome) == ("scored", "budget"), attempt.reasons
+        assert attempt.eligible, attempt.reasons  # perhaps eliminated, by less than a hair
+        assert attempt.outcome == "budget"
         assert "the attempt has had its 5 requests" in attempt.message
         assert attempt.seconds < 60
 
