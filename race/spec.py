@@ -334,7 +334,7 @@ def _with_defaults(entries: Any, defaults: Mapping[str, Any], path: Path) -> obj
     def merged(entry: Any) -> object:
         return {**shared, **cast("dict[str, Any]", entry)} if isinstance(entry, dict) else entry
 
-    tables: list[Any] = entries
+    tables = cast("list[Any]", entries)
     return [merged(entry) for entry in tables]
 
 
