@@ -26,6 +26,7 @@ from race.errors import (
 )
 from race.finals import Entrant, Rule, Standing, Standings, finals
 from race.fleet import Answer, Fleet, FleetPolicy, FleetSpec, Member
+from race.gateway import Gateway, GatewayAccount, Line, Record, Source, Upstream
 from race.journal import Journal
 from race.runner import resume, run
 from race.sandbox import (
@@ -50,6 +51,7 @@ from race.spec import RaceSpec, load
 from race.store import Event, Store, StoreError, TakenOverError
 from race.submission import MachineReport, Package, PathChange, Submission
 from race.task import Task
+from race.tools import BringsTools, Tool
 from race.verdict import AttemptVerdict, Verdict
 from race.watching import watch
 
@@ -64,6 +66,7 @@ __all__ = [
     "BashResult",
     "BatchResult",
     "BatchSpec",
+    "BringsTools",
     "Calibrated",
     "Capabilities",
     "Change",
@@ -79,9 +82,12 @@ __all__ = [
     "FleetPolicy",
     "FleetSpec",
     "Gate",
+    "Gateway",
+    "GatewayAccount",
     "Journal",
     "LimitReached",
     "Limits",
+    "Line",
     "Link",
     "MachineError",
     "MachineReport",
@@ -93,6 +99,7 @@ __all__ = [
     "PluginError",
     "RaceError",
     "RaceSpec",
+    "Record",
     "Recorder",
     "Rejected",
     "Removed",
@@ -108,6 +115,7 @@ __all__ = [
     "Score",
     "ScoreContext",
     "ScorerError",
+    "Source",
     "SpecError",
     "Standing",
     "Standings",
@@ -120,8 +128,10 @@ __all__ = [
     "TaskResult",
     "Terminal",
     "TokenUsage",
+    "Tool",
     "Totals",
     "Trajectory",
+    "Upstream",
     "Usage",
     "VariantResult",
     "Verdict",

@@ -10,12 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from race.bash import Bash, BashResult, encodable
 from race.errors import LimitReached
 from race.journal import Journal
 from race.task import Task
+
+if TYPE_CHECKING:
+    from race.gateway import GatewayAccount
 
 Outcome: TypeAlias = Literal["done", "steps", "time", "budget", "refused"]
 """``"done"``: the agent said so itself. ``"refused"``: the model declined. Else the limit that ended it."""
@@ -128,7 +131,12 @@ class Recorder:
     @property
     def usage(self) -> TokenUsage:
         """Of all steps so far."""
-        return add_usage(*(u for s in self._steps for u in s.usage))
+        return add_usage(*self.spendings)
+
+    @property
+    def spendings(self) -> tuple[TokenUsage, ...]:
+        """What each model call so far has used, in order."""
+        return tuple(u for s in self._steps for u in s.usage)
 
     def begin_step(self) -> None:
         """A new turn begins.
@@ -199,6 +207,7 @@ class AgentContext:
         time_limit: seconds that the attempt has; the framework ends it then, whatever the agent does.
         recorder: see `Recorder`.
         journal: see `Journal`; for agents that can be gone on with.
+        account: the attempt's account at the race's gateway, the way to models; see `race.gateway`.
     """
 
     attempt: str
@@ -208,6 +217,18 @@ class AgentContext:
     time_limit: float
     recorder: Recorder
     journal: Journal = field(default_factory=Journal)
+    account: GatewayAccount | None = None
+
+    @property
+    def models(self) -> GatewayAccount:
+        """The account, for an agent that cannot do without.
+
+        Raises:
+            RuntimeError: there is none; whoever runs an agent without a race has to open a gateway.
+        """
+        if self.account is None:
+            raise RuntimeError("this agent needs a gateway: AgentContext(..., account=gateway.account(...))")
+        return self.account
 
 
 @runtime_checkable

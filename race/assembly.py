@@ -33,13 +33,16 @@ class Plugins:
     provider: SandboxProvider
 
 
-def assemble(spec: RaceSpec, home: Path, provider: SandboxProvider | None = None) -> Plugins:
+def assemble(
+    spec: RaceSpec, home: Path, provider: SandboxProvider | None = None, *, keyless: bool = False
+) -> Plugins:
     """Find and construct every plugin that a race file names.
 
     Args:
         spec: of the race.
         home: the state folder.
         provider: of the sandboxes, if there is one already.
+        keyless: do not look for what agents need of this machine, such as keys: no model will be asked.
 
     Raises:
         SpecError: options that a plugin does not know or refuses, or something that the provider cannot do.
@@ -52,7 +55,7 @@ def assemble(spec: RaceSpec, home: Path, provider: SandboxProvider | None = None
         for name in entry.attempt_names():
             agent = make_agent(spec, i)
             check = getattr(agent, "check", None)
-            if check is not None:
+            if check is not None and not keyless:
                 try:
                     check(entry.model)
                 except RaceError as e:

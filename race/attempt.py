@@ -14,8 +14,9 @@ from typing import Any, cast
 
 import anyio
 import anyio.to_thread
+from pydantic import JsonValue
 
-from race.agent import Agent, AgentContext, Outcome, Recorder, Resumes, Trajectory
+from race.agent import Agent, AgentContext, Outcome, Recorder, Resumes, Trajectory, add_usage
 from race.atomic import storing
 from race.base import Base
 from race.bash import Bash
@@ -29,6 +30,7 @@ from race.errors import (
     SandboxError,
     ScorerError,
 )
+from race.gateway import Account, Budget, Gateway
 from race.handoff import deposit
 from race.history import AttemptHistory, FinalsHistory
 from race.journal import DivergedError, Journal, Kept
@@ -43,6 +45,7 @@ from race.slots import Slots
 from race.spec import EntrySpec, RaceSpec
 from race.store import StoreError
 from race.submission import Submission
+from race.trajectories import Told, keep
 from race.verdict import AttemptState, GateResult, MetricResult
 
 Emit = Callable[..., None]
@@ -107,6 +110,7 @@ class Course:
         labels: for every sandbox of the race.
         emit: see `Emit`.
         on_spent: told when an attempt used tokens.
+        gateway: the way to models.
         baselines: what gates said of the base, by name.
         deposits: lets one submission at a time be kept.
         finals: what an earlier process has measured.
@@ -124,6 +128,7 @@ class Course:
     labels: dict[str, str]
     emit: Emit
     on_spent: Callable[[], None]
+    gateway: Gateway
     baselines: Mapping[str, Score] = field(default_factory=dict[str, Score])
     deposits: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     finals: FinalsHistory = field(default_factory=FinalsHistory)
@@ -282,7 +287,7 @@ async def _fork_and_work(course: Course, attempt: Attempt) -> float:
         course.on_spent()
 
     recorder = Recorder(entry.max_steps, changed)
-    journal = _journal(course, attempt)
+    journal = _journal(course, attempt, recorder)
     bash = Bash(
         fork,
         workdir=spec.base.workdir,
@@ -294,15 +299,39 @@ async def _fork_and_work(course: Course, attempt: Attempt) -> float:
         ),
         journal=journal,
     )
-    context = AgentContext(
-        name, entry.model, entry.hint.strip(), attempt.number + 1, entry.time_limit, recorder, journal
+    account = course.gateway.account(
+        name,
+        recorder,
+        budget=Budget(**entry.budget.model_dump()),
+        seed=attempt.number + 1,
+        deadline=anyio.current_time() + max(entry.time_limit - attempt.past.seconds, 0.0),
     )
-    attempt.trajectory = await _work(course, attempt, bash, context)
+    context = AgentContext(
+        name,
+        entry.model,
+        entry.hint.strip(),
+        attempt.number + 1,
+        entry.time_limit,
+        recorder,
+        journal=journal,
+        account=account,
+    )
+    attempt.trajectory = await _work(course, attempt, bash, context, account.state)
     return began
 
 
-def _journal(course: Course, attempt: Attempt) -> Journal:
+def _journal(course: Course, attempt: Attempt, recorder: Recorder) -> Journal:
     name = attempt.name
+    before = 0
+
+    def asks(call: int) -> None:
+        nonlocal before
+        before = len(recorder.spendings)
+        course.emit("attempt.asking", name, call=call)
+
+    def answered(call: int, answer: JsonValue) -> None:
+        used = add_usage(*recorder.spendings[before:])
+        course.emit("attempt.answered", name, call=call, answer=answer, usage=asdict(used))
 
     def repeated(call: int) -> None:
         why = f"call {call} of its model was made again: the answer had not reached the disk when the race was killed"
@@ -311,10 +340,7 @@ def _journal(course: Course, attempt: Attempt) -> Journal:
         course.emit("attempt.remark", name, text=why)
 
     return Journal(
-        attempt.past.kept,
-        on_ask=lambda call: course.emit("attempt.asking", name, call=call),
-        on_answer=lambda call, answer: course.emit("attempt.answered", name, call=call, answer=answer),
-        on_repeat=repeated,
+        attempt.past.kept, on_ask=asks, on_answer=answered, on_repeat=repeated, on_recall=recorder.spent
     )
 
 
@@ -330,7 +356,10 @@ async def _end_work(course: Course, attempt: Attempt) -> None:
     ended = attempt.trajectory
     if attempt.past.ended:
         return
+    entry = attempt.entry
+    told = Told(course.race, attempt.name, entry.agent, entry.model, course.spec.task.prompt, ended)
     await anyio.to_thread.run_sync(keep_trajectory, course.folder, attempt.name, ended)
+    await anyio.to_thread.run_sync(keep, course.folder, told)
     course.emit(
         "attempt.ended",
         attempt.name,
@@ -341,8 +370,13 @@ async def _end_work(course: Course, attempt: Attempt) -> None:
     )
 
 
-async def _work(course: Course, attempt: Attempt, bash: Bash, context: AgentContext) -> Trajectory:
-    """Let the agent work until it has done, or a limit ends it; both are outcomes, and the fork counts."""
+async def _work(
+    course: Course, attempt: Attempt, bash: Bash, context: AgentContext, account: Account
+) -> Trajectory:
+    """Let the agent work until it has done, or a limit ends it; both are outcomes, and the fork counts.
+
+    However an agent takes it that its account is closed, the reason for that is the reason for its end.
+    """
     limit = attempt.entry.time_limit
     left = max(limit - attempt.past.seconds, 0.0)
     run = attempt.agent.run
@@ -359,14 +393,25 @@ async def _work(course: Course, attempt: Attempt, bash: Bash, context: AgentCont
             done = cast("object", await run(task_of(course.spec), bash, context))
             if not isinstance(done, Trajectory):
                 raise TypeError(f"run() returned {type(done).__name__}, not a Trajectory")
-            return done
+            if account.broken:
+                raise ModelError(account.broken)
+            if account.ended is None:
+                return done
+            raise account.ended
     except LimitReached as e:
         return recorder.trajectory(str(e), _outcome(e.limit))
-    except SandboxError as e:
-        # It may be the agent's own doing, and what an agent did is never tried again.
-        raise AgentError(f"its fork broke while it worked: {e}") from e
+    except AttemptError as e:
+        if account.ended is not None:
+            return recorder.trajectory(str(account.ended), _outcome(account.ended.limit))
+        if account.broken:
+            raise ModelError(account.broken) from None
+        if isinstance(e, SandboxError):
+            # It may be the agent's own doing, and what an agent did is never tried again.
+            raise AgentError(f"its fork broke while it worked: {e}") from e
+        raise
     if timer.cancelled_caught:
-        return recorder.trajectory(f"ended by its time limit of {limit:g} s", "time")
+        waiting = f"; the model did not answer: {account.trouble}" if account.trouble else ""
+        return recorder.trajectory(f"ended by its time limit of {limit:g} s{waiting}", "time")
     return recorder.trajectory("ended because the budget of the race is spent", "budget")
 
 

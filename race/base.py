@@ -27,10 +27,21 @@ from race.errors import SandboxError, SpecError
 from race.locking import locked
 from race.project import Project, ProjectFile, collected, matching
 from race.repository import ProjectRepository, TreeEntry
-from race.sandbox import Directory, Entry, File, Limits, Link, Removed, SandboxProvider, SandboxSpec
+from race.sandbox import (
+    Directory,
+    Entry,
+    File,
+    Limits,
+    Link,
+    Removed,
+    Sandbox,
+    SandboxProvider,
+    SandboxSpec,
+)
 from race.spec import RaceSpec, nearest
 from race.store import owner
 from race.submission import printable
+from race.tools import Tool, install, put
 from race.winner_base import Winner, find_winner, materialized
 
 FORMAT = 1
@@ -88,6 +99,7 @@ async def prepare(
     *,
     fresh: bool = False,
     on_progress: Callable[[str], None] | None = None,
+    tools: Sequence[Tool] = (),
 ) -> Base:
     """The base of a race, from the cache or made now.
 
@@ -97,6 +109,7 @@ async def prepare(
         home: ``$RACE_HOME``; bases lie in ``bases/`` below it.
         fresh: make it anew even if it is cached.
         on_progress: told what is being done.
+        tools: programs that agents need inside.
 
     Raises:
         SpecError: the project cannot be collected, a protected path is not in it, or a set-up command failed; the
@@ -111,7 +124,7 @@ async def prepare(
     image_id = await provider.image_id(image) if winner is None else winner.sandbox
     async with _collected(spec, winner) as project:
         check_patterns(spec, project)
-        key = await anyio.to_thread.run_sync(_key, spec, project, image_id)
+        key = await anyio.to_thread.run_sync(_key, spec, project, image_id, [t.key for t in tools])
         folder = home / "bases" / key
         folder.mkdir(parents=True, exist_ok=True)
         async with locked(
@@ -119,7 +132,7 @@ async def prepare(
         ):
             if not fresh and (base := await _cached(folder, provider)) is not None:
                 return base
-            return await _make(spec, provider, folder, project, winner or image, tell)
+            return await _make(spec, provider, folder, project, winner or image, tools, tell)
 
 
 async def reopen(provider: SandboxProvider, home: Path, known: Mapping[str, Any]) -> Base | None:
@@ -193,6 +206,7 @@ async def _make(
     folder: Path,
     project: Project,
     source: str | Winner,
+    tools: Sequence[Tool],
     tell: Callable[[str], None],
 ) -> Base:
     generation = secrets.token_hex(3)
@@ -222,6 +236,7 @@ async def _make(
         await sandbox.write(_project_entries(spec.base.workdir, project.files))
         await sandbox.upload(place / "worktree.git", f"{spec.base.workdir}/.git")
         await anyio.to_thread.run_sync(shutil.rmtree, place / "worktree.git")
+        await _put_tools(sandbox, spec, tools, folder.parent.parent, tell)
         for i, command in enumerate(spec.base.setup):
             tell(f"setup: {command}")
             done = await sandbox.exec(
@@ -262,6 +277,22 @@ async def _make(
     return base
 
 
+async def _put_tools(
+    sandbox: Sandbox, spec: RaceSpec, tools: Sequence[Tool], home: Path, tell: Callable[[str], None]
+) -> None:
+    """Put the programs in that agents bring along."""
+    for tool in tools:
+        tell(f"putting in {tool.name}")
+        await put(tool, await install(tool, home), sandbox)
+        for command in tool.setup:
+            done = await sandbox.exec(command, timeout=spec.base.setup_timeout, merge_stderr=True)
+            if done.exit_code != 0:
+                output = printable_lines(shown(done.stdout, done.stdout_bytes, 6000))
+                raise SpecError(
+                    f"the agent {tool.name!r} cannot be installed in the base: {command!r}\n{output}"
+                )
+
+
 async def _remove(provider: SandboxProvider, name: str) -> None:
     try:
         await (await provider.get(name)).delete()
@@ -291,7 +322,7 @@ def printable_lines(text: str) -> str:
     return "\n".join(printable(line.rstrip("\r")) for line in text.replace("\t", "    ").split("\n"))
 
 
-def _key(spec: RaceSpec, project: Project, image_id: str) -> str:
+def _key(spec: RaceSpec, project: Project, image_id: str, tools: Sequence[str]) -> str:
     sums = [
         (f.path.hex(), f.mode, f.target.hex() if f.target is not None else _sum(f.source))
         for f in project.files
@@ -306,6 +337,7 @@ def _key(spec: RaceSpec, project: Project, image_id: str) -> str:
         spec.base.network.setup,
         asdict(limits(spec)),
         sums,
+        *tools,
     ]
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 

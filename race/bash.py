@@ -128,6 +128,14 @@ class Bash:
             self._on_result(result)
         return result
 
+    def observed(self, result: BashResult) -> None:
+        """An agent with tools of its own says that it ran this."""
+        self._recorder.ran(result)
+        if self._on_start is not None:
+            self._on_start(result.command)
+        if self._on_result is not None:
+            self._on_result(result)
+
     async def _exec(self, command: str, limit: float) -> ExecResult:
         try:
             return await self.sandbox.exec(

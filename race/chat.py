@@ -1,4 +1,4 @@
-"""Model calls over the chat.completions protocol, for agents and judges: values in, values out.
+"""Model calls over the chat.completions protocol, or that of responses, for agents and judges: values in, values out.
 
 Nearly every gateway speaks this protocol, and each speaks it a little differently. So that one server's
 habits are not sent to the next, messages are values of this module, and what goes over the wire is made from
@@ -24,7 +24,9 @@ from pydantic import JsonValue
 
 from race.bash import encodable
 from race.errors import LimitReached, ModelError
+from race.gateway.masking import Mask
 from race.replies import TOO_LONG, CallFailed, Reply, ToolCall, read_failure, read_reply
+from race.responses import fields, items, read_response
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 60.0
 """Seconds that the wait before a repeated call grows to, unless the server asks for more."""
 
-_SHORTEST_SECRET = (
-    8  # what is shorter ("none", "EMPTY") is no secret, and masking it would mangle ordinary words
-)
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -51,12 +50,14 @@ class Message:
             content.
         calls: of the assistant: the tools to be called.
         answers: of a tool: the `ToolCall.id` whose result this is.
+        carried: of the assistant: `Reply.carried`.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str
     calls: Sequence[ToolCall] = ()
     answers: str = ""
+    carried: Sequence[JsonValue] = ()
 
     def wire(self) -> dict[str, JsonValue]:
         """The message as it is sent, with nothing in it that the protocol does not name."""
@@ -70,6 +71,10 @@ class Message:
         return sent
 
 
+class ConversationTooLong(LimitReached):
+    """The conversation has outgrown the model's window. One that is cut may go on."""
+
+
 class Chat:
     """A way to one model: ``async with Chat(...) as chat: reply = await chat.ask(messages)``.
 
@@ -78,33 +83,39 @@ class Chat:
         base_url: of the server, with the version: ``https://api.openai.com/v1``.
         api_key: sent as a bearer token, and masked in all that goes in and comes out; empty if none is
             needed.
+        secrets: more that is masked.
         request_timeout: seconds for one call, from connecting to the last byte of the answer.
         max_retries: how many failed calls in a row are repeated.
         retry_wait: seconds before the first repeat; doubled from one to the next, up to `LONGEST_WAIT`.
         rng: spreads the waits, so that attempts which were turned away together do not come back together.
         on_retry: called with a sentence before every repeat.
+        responses: speak the responses protocol instead.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one thing to be told
         self,
         *,
         model: str,
         base_url: str,
         api_key: str,
         request_timeout: float = 600.0,
+        secrets: Sequence[str] = (),
         max_retries: int = 10,
         retry_wait: float = 1.0,
         rng: random.Random | None = None,
         on_retry: Callable[[str], None] | None = None,
+        responses: bool = False,
     ) -> None:
         self._model = model
         self._base_url = base_url
         self._key = api_key
+        self._mask = Mask([api_key, *secrets])
         self._timeout = request_timeout
         self._max_retries = max_retries
         self._retry_wait = retry_wait
         self._rng = rng or random.Random()  # noqa: S311 - it spreads waits
         self._on_retry = on_retry
+        self._responses = responses
         self._client: AsyncOpenAI | None = None
         self._ids: set[str] = set()
 
@@ -145,7 +156,7 @@ class Chat:
 
         Raises:
             ModelError: the call failed for good, or too often; the text is the server's.
-            LimitReached: the conversation has outgrown the model.
+            ConversationTooLong: the conversation has outgrown the model.
         """
         for failures in range(self._max_retries + 1):
             try:
@@ -153,7 +164,7 @@ class Chat:
             except CallFailed as failed:
                 why = self._masked(f"model {self._model!r}: {failed}")
                 if failed.code == TOO_LONG:
-                    raise LimitReached("budget", f"the conversation is too long: {why}") from None
+                    raise ConversationTooLong("budget", f"the conversation is too long: {why}") from None
                 if not failed.again or failures == self._max_retries:
                     raise ModelError(f"{why} (after {failures + 1} calls)" if failures else why) from None
                 wait = max(failed.wait, min(self._retry_wait * 2.0**failures, LONGEST_WAIT))
@@ -180,11 +191,15 @@ class Chat:
         if self._client is None:
             raise RuntimeError("a Chat is used inside 'async with'")
         # Through JSON and back, because a text that is no UTF-8 and the key may hide anywhere in it.
-        sent = json.loads(
-            self._masked(encodable(json.dumps([m.wire() for m in messages], ensure_ascii=False)))
-        )
+        said = items(messages) if self._responses else [m.wire() for m in messages]
+        sent = json.loads(self._masked(encodable(json.dumps(said, ensure_ascii=False))))
         try:
             with anyio.fail_after(self._timeout):
+                if self._responses:
+                    response = await self._client.responses.with_raw_response.create(
+                        model=self._model, input=sent, store=False, extra_body=fields(extra)
+                    )
+                    return read_response(self._masked_bytes(response.content))
                 answer = await self._client.chat.completions.with_raw_response.create(
                     model=self._model,
                     messages=cast("list[ChatCompletionMessageParam]", sent),
@@ -214,9 +229,7 @@ class Chat:
         return self._masked(content.decode("utf-8", "replace")).encode()
 
     def _masked(self, text: str) -> str:
-        if len(self._key) < _SHORTEST_SECRET:
-            return text
-        return text.replace(self._key, "***").replace(self._key.replace("/", "\\/"), "***")
+        return self._mask.text(text)
 
 
 def _wire_call(call: ToolCall) -> JsonValue:

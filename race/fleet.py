@@ -22,6 +22,7 @@ from race.agent import AgentContext, Recorder, Trajectory
 from race.bash import Bash
 from race.errors import AgentError, LimitReached, RaceError, SandboxError, SpecError
 from race.fleet_table import FleetTable, MemberRow
+from race.gateway import Gateway
 from race.home import home as default_home
 from race.locking import locked
 from race.plugins import agent as make_agent
@@ -284,16 +285,24 @@ class Fleet:
             sandbox = await self._provider.get(member.sandbox)
             bash = Bash(sandbox, workdir=self.spec.workdir, timeout=entry.command_timeout, recorder=recorder)
             task = Task(self.name, prompt, self.spec.workdir)
-            context = AgentContext(member.id, entry.model, entry.hint, 1, time_limit, recorder)
+            account = gateway.account(member.id, recorder, seed=1, deadline=anyio.current_time() + time_limit)
+            context = AgentContext(
+                member.id, entry.model, entry.hint, 1, time_limit, recorder, account=account
+            )
             try:
                 with anyio.move_on_after(time_limit), boundary(AgentError, f"agent {entry.agent!r}"):
                     self._check_spending()
                     return await agents[member.id].run(task, bash, context)
             except LimitReached as e:
                 return recorder.trajectory(str(e), "steps" if e.limit == "steps" else "budget")
+            except AgentError:
+                if (ended := account.state.ended) is None:
+                    raise
+                return recorder.trajectory(str(ended), "steps" if ended.limit == "steps" else "budget")
             return recorder.trajectory(f"ended by its time limit of {time_limit:g} s", "time")
 
-        return await self._each(members, at_once, run)
+        async with Gateway() as gateway:
+            return await self._each(members, at_once, run)
 
     async def delete(self) -> list[str]:
         """Delete all members, and the fleet if none is left.

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import JsonValue, TypeAdapter
 
+from race.agent import TokenUsage
 from race.bash import BashResult
 from race.journal import Kept
 from race.store import Event
@@ -156,9 +157,10 @@ class _Take:
     results: list[BashResult] = field(default_factory=list[BashResult])
     asked: int = 0
     running: str | None = None
+    usages: list[TokenUsage] = field(default_factory=list[TokenUsage])
 
     def kept(self) -> Kept:
-        return Kept(self.answers, self.results, self.asked, self.running)
+        return Kept(self.answers, self.results, self.asked, self.running, self.usages)
 
 
 def _apply(attempt: AttemptHistory, take: _Take, event: Event) -> None:
@@ -168,6 +170,7 @@ def _apply(attempt: AttemptHistory, take: _Take, event: Event) -> None:
             take.asked = max(take.asked, int(data["call"]))
         case "answered":
             take.answers.append(data["answer"])
+            take.usages.append(TokenUsage(**data["usage"]))
         case "command":
             take.running = str(data["command"])
         case "result":

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import JsonValue, TypeAdapter
 
 from race.bash import BashResult
 from race.errors import AttemptError
+
+if TYPE_CHECKING:
+    from race.agent import TokenUsage
 
 T = TypeVar("T")
 
@@ -32,12 +35,14 @@ class Kept:
         results: of its commands, in order.
         asked: how many calls were begun; one more than there are answers if the last was under way.
         interrupted: the command that was under way, if one was.
+        usages: what each of the answers had used, in the same order.
     """
 
     answers: Sequence[JsonValue] = ()
     results: Sequence[BashResult] = ()
     asked: int = 0
     interrupted: str | None = None
+    usages: Sequence[TokenUsage] = ()
 
 
 class Journal:
@@ -48,6 +53,7 @@ class Journal:
         on_ask: called with a call's number, from 1, before it is made.
         on_answer: called with its number and its answer, which is on disk when this returns.
         on_repeat: called with the number of a call that is made again, because its answer never reached the disk.
+        on_recall: called with what a call had used, when its answer is taken from the journal.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class Journal:
         on_ask: Callable[[int], None] | None = None,
         on_answer: Callable[[int, JsonValue], None] | None = None,
         on_repeat: Callable[[int], None] | None = None,
+        on_recall: Callable[[TokenUsage], None] | None = None,
     ) -> None:
         kept = kept or Kept()
         self._answers = deque(kept.answers)
@@ -66,6 +73,8 @@ class Journal:
         self._on_ask = on_ask
         self._on_answer = on_answer
         self._on_repeat = on_repeat
+        self._on_recall = on_recall
+        self._usages = deque(kept.usages)
         self._calls = 0
 
     async def once(self, call: Callable[[], Awaitable[T]], kind: type[T]) -> T:
@@ -82,6 +91,8 @@ class Journal:
         self._calls += 1
         number = self._calls
         if self._answers:
+            if self._usages and self._on_recall is not None:
+                self._on_recall(self._usages.popleft())
             try:
                 return adapter.validate_python(self._answers.popleft())
             except ValueError as e:

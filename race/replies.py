@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +26,12 @@ SHOWN = 500
 TOO_LONG = "context_length_exceeded"
 """The error code of a conversation that has outgrown its model."""
 
+_REFUSED_SIZES = frozenset({400, 413, 422})
+_TOO_LONG_IN_WORDS = re.compile(
+    r"context.{0,12}(length|window|size)|(prompt|input|request|conversation) is too (long|large)|"
+    r"too many (input )?tokens",
+    re.IGNORECASE,
+)
 _SERVER_ERROR = 500  # and above
 _MAY_PASS = frozenset({408, 409, 425, 429})
 _WILL_NOT_PASS = frozenset({TOO_LONG, "insufficient_quota"})
@@ -60,12 +67,14 @@ class Reply:
         calls: the tools it wants called, in order. Those of a turn that was cut must not be run.
         finish: see `Finish`.
         usage: what the call used, as the server counted.
+        carried: what the server wants back with the conversation, unread.
     """
 
     text: str
     calls: tuple[ToolCall, ...]
     finish: Finish
     usage: TokenUsage
+    carried: tuple[JsonValue, ...] = ()
 
 
 class CallFailed(Exception):  # noqa: N818 - what happened to a call; the caller decides whether it is an error
@@ -92,9 +101,9 @@ def read_reply(content: bytes) -> Reply:
         CallFailed: there is none.
     """
     try:
-        body = _Body.model_validate_json(_tidy(content))
+        body = _Body.model_validate_json(tidy(content))
     except (ValueError, RecursionError):
-        raise CallFailed(f"the answer is no completion: {_quoted(content)}") from None
+        raise CallFailed(f"the answer is no completion: {quoted(content)}") from None
     choice = body.choices[0] if body.choices else _Choice()
     if choice.message is None:
         error = body.error or choice.error
@@ -103,7 +112,7 @@ def read_reply(content: bytes) -> Reply:
         raise read_failure(code if isinstance(code, int) else None, {}, content)
     if choice.finish_reason in {"", "error"}:
         # Nobody knows whether such a turn is whole, and half a command must not be run.
-        raise CallFailed(f"the answer does not say why it ended: {_quoted(content)}")
+        raise CallFailed(f"the answer does not say why it ended: {quoted(content)}")
     said = choice.message
     usage = body.usage.counted()
     if said.refusal or choice.finish_reason == "content_filter":
@@ -127,8 +136,10 @@ def read_failure(status: int | None, headers: Mapping[str, str], content: bytes)
         code = str(error.get("code") or error.get("type") or "")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         code = ""
+    if status in _REFUSED_SIZES and _TOO_LONG_IN_WORDS.search(quoted(content)):
+        code = TOO_LONG  # few servers have a code for it
     return CallFailed(
-        f"{'no turn' if status is None else f'status {status}'}: {_quoted(content)}",
+        f"{'no turn' if status is None else f'status {status}'}: {quoted(content)}",
         again=(status is None or status >= _SERVER_ERROR or status in _MAY_PASS)
         and code not in _WILL_NOT_PASS,
         wait=retry_after(headers),
@@ -155,19 +166,24 @@ def retry_after(headers: Mapping[str, str]) -> float:
 def decode_object(text: str) -> dict[str, JsonValue] | None:
     """The JSON object that a text holds, with half characters replaced; None if it holds none."""
     try:
-        value = json.loads(_tidy(text.encode("utf-8", "replace")))
+        value = json.loads(tidy(text.encode("utf-8", "replace")))
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, JsonValue]", value) if isinstance(value, dict) else None
 
 
-def _tidy(content: bytes) -> bytes:
+def tidy(content: bytes) -> bytes:
+    """JSON with half characters replaced.
+
+    Raises:
+        ValueError: it is none.
+    """
     # "\ud83d" is valid JSON for half a character, which no UTF-8 text can hold: it would raise far from here,
     # when the text is stored or sent.
     return json.dumps(json.loads(content), ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _quoted(content: bytes) -> str:
+def quoted(content: bytes) -> str:
     """What the server says in an error's body, bounded."""
     text = content.decode("utf-8", "replace").strip()
     try:

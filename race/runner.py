@@ -27,6 +27,7 @@ from race.calibration import calibrate
 from race.conclusion import Conclusion, conclude
 from race.conclusion import verdict as make_verdict
 from race.errors import MachineError, RaceError, SandboxError, SpecError
+from race.gateway import Budget, Gateway, Record, Source, Timeouts
 from race.heartbeat import heartbeat
 from race.history import RaceHistory, history
 from race.home import home as default_home
@@ -36,6 +37,7 @@ from race.slots import Slots
 from race.spec import RaceSpec, load
 from race.store import Event, Store, StoreError, TakenOverError, owner
 from race.takeover import take_over
+from race.tools import needed
 from race.verdict import MetricResult, RaceStatus, Verdict
 
 OnEvent = Callable[[Event], None]
@@ -53,6 +55,7 @@ class Terms:
         slots: lets a limited number of agents work at once.
         provider: of its sandboxes, checked and shared with other races; None for one of its own.
         leaves: whether it is left to be gone on with when it is cancelled.
+        replay: answers of an earlier race, in place of any model.
     """
 
     race: str | None = None
@@ -62,6 +65,7 @@ class Terms:
     slots: Slots = field(default_factory=Slots)
     provider: SandboxProvider | None = None
     leaves: Callable[[], bool] = lambda: False
+    replay: Source | None = None
 
 
 async def run(
@@ -70,6 +74,7 @@ async def run(
     fresh: bool = False,
     on_event: OnEvent | None = None,
     home: Path | None = None,
+    replay: Source | None = None,
 ) -> Verdict:
     """Run a race to its end.
 
@@ -78,6 +83,7 @@ async def run(
         fresh: prepare the base anew even if it is cached.
         on_event: called with every event, in order, from the event loop.
         home: the state folder; default: ``$RACE_HOME``, or ``race/`` in the XDG state folder.
+        replay: answers of an earlier race of the same file: models are not asked, and no key is needed.
 
     Returns:
         The verdict. "No winner" is an ordinary one.
@@ -94,7 +100,7 @@ async def run(
     """
     home = home or default_home()
     with open_store(home) as store:
-        return await run_in(store, spec, Terms(fresh=fresh), on_event)
+        return await run_in(store, spec, Terms(fresh=fresh, replay=replay), on_event)
 
 
 async def resume(race: str, *, on_event: OnEvent | None = None, home: Path | None = None) -> Verdict:
@@ -134,7 +140,7 @@ async def run_in(store: Store, spec: RaceSpec, terms: Terms, on_event: OnEvent |
         from race.rounds import run_rounds  # noqa: PLC0415 - made of the races of this module
 
         return await run_rounds(store, spec, terms, on_event)
-    plugins = assemble(spec, store.home, terms.provider)
+    plugins = assemble(spec, store.home, terms.provider, keyless=terms.replay is not None)
     race = _Race(spec, plugins, store, terms, on_event)
     store.begin(race.id, spec.task.name, str(spec.path), spec=spec.model_dump_json(), parent=terms.parent)
     return await race.run(RaceHistory())
@@ -148,7 +154,7 @@ async def resume_in(store: Store, name: str, terms: Terms, on_event: OnEvent | N
         from race.rounds import resume_rounds  # noqa: PLC0415 - likewise
 
         return await resume_rounds(store, row.id, terms, on_event)
-    plugins = assemble(spec, store.home, terms.provider)
+    plugins = assemble(spec, store.home, terms.provider, keyless=terms.replay is not None)
     race = _Race(spec, plugins, store, replace(terms, race=row.id), on_event)
     store.claim(row.id)
     return await race.run(history(store.events(row.id)))
@@ -169,6 +175,12 @@ class _Race:
         self.measured: Measured | None = None
         self.kept: str | None = None
         self.conclusion = Conclusion()
+        self.gateway = Gateway(
+            Budget(spec.budget.tokens, spec.budget.cost_usd, spec.budget.requests),
+            Timeouts(spec.gateway.request_timeout, spec.gateway.idle_timeout, spec.gateway.patience),
+            Record(store.folder(self.id) / "exchanges"),
+            terms.replay,
+        )
         self._on_event = on_event
         self._began = time.monotonic()
 
@@ -202,8 +214,9 @@ class _Race:
         lost = False
         try:
             if verdict is None:
-                course = await self._prepare(past)
-                await self._race(course)
+                async with self.gateway:
+                    course = await self._prepare(past)
+                    await self._race(course)
                 await self._finals(course)
                 status = "won" if self.conclusion.winner else "no_winner"
         except anyio.get_cancelled_exc_class():
@@ -260,6 +273,7 @@ class _Race:
             self.labels,
             self.emit,
             self._watch_budget,
+            self.gateway,
             finals=past.finals,
             retries=self.terms.retries,
             slots=self.terms.slots,
@@ -293,6 +307,7 @@ class _Race:
             home,
             fresh=self.terms.fresh,
             on_progress=lambda text: self.emit("base.progress", text=text),
+            tools=needed(a.agent for a in self.plugins.attempts),
         )
         if past.base is not None and past.base["key"] != base.key:
             raise SpecError(
@@ -311,12 +326,18 @@ class _Race:
                 group.start_soon(run_attempt, course, attempt)
 
     def _watch_budget(self) -> None:
-        """End every agent once the race has spent what it may."""
+        """End every agent once the race has spent what it may.
+
+        The gateway refuses by itself what comes after; this is for agents that are at something else, and for those
+        that do not use it.
+        """
         budget = self.spec.budget
         spent = add_usage(*(a.trajectory.usage for a in self.plugins.attempts))
         tokens = spent.input_tokens + spent.output_tokens
-        if (budget.tokens is not None and tokens >= budget.tokens) or (
-            budget.cost_usd is not None and (spent.cost_usd or 0.0) >= budget.cost_usd
+        if (
+            self.gateway.purse.spent
+            or (budget.tokens is not None and tokens >= budget.tokens)
+            or (budget.cost_usd is not None and (spent.cost_usd or 0.0) >= budget.cost_usd)
         ):
             for attempt in self.plugins.attempts:
                 if attempt.stop is not None:

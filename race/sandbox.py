@@ -7,6 +7,7 @@ a link, executed, or interpreted.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,6 +264,20 @@ class Sandbox(Protocol):
 
         Raises:
             SandboxError: as `exec`.
+        """
+        ...
+
+    async def listen(self, port: int = 0) -> socket.socket:
+        """A socket that listens on the sandbox's own loopback, to be accepted from by the caller, outside.
+
+        It does not block, and is the caller's to close. Where the sandbox shares the host's network it is a port of
+        the host's loopback, which others on the host can reach too: whoever connects has to prove who they are.
+
+        Args:
+            port: to listen on; 0 takes a free one, which ``getsockname`` tells.
+
+        Raises:
+            SandboxError: the sandbox is not running, or the port is taken.
         """
         ...
 

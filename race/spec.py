@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from race.errors import SpecError
+from race.lineup import multiplied
 from race.sandbox import Network
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -130,6 +131,15 @@ class BaseSpec(_Table):
         return value
 
 
+class AttemptBudgetSpec(_Table):
+    """``[entries.budget]``: for each attempt; what is reached first ends its agent, and its fork is scored."""
+
+    cost_usd: Annotated[float, Field(gt=0)] | None = None
+    tokens: Annotated[int, Field(gt=0)] | None = None
+    requests: Annotated[int, Field(gt=0)] | None = None
+    """Answers of models."""
+
+
 class EntrySpec(BaseModel):
     """``[[entries]]``: one line-up of agent, model and hint. Further keys are options of the agent."""
 
@@ -151,6 +161,8 @@ class EntrySpec(BaseModel):
     """Seconds that a command may take."""
     time_limit: Seconds = 1800
     """Seconds that an attempt may take."""
+    budget: AttemptBudgetSpec = AttemptBudgetSpec()
+    """What an attempt may spend on models."""
 
     @field_validator("name")
     @classmethod
@@ -193,7 +205,20 @@ class BudgetSpec(_Table):
 
     cost_usd: Annotated[float, Field(gt=0)] | None = None
     tokens: Annotated[int, Field(gt=0)] | None = None
+    requests: Annotated[int, Field(gt=0)] | None = None
+    """Answers of models."""
     seconds: Seconds | None = None
+
+
+class GatewaySpec(_Table):
+    """``[gateway]``: how long the gateway waits for models."""
+
+    request_timeout: Seconds = 600
+    """Seconds for one request in all."""
+    idle_timeout: Seconds = 180
+    """Seconds for the next event of a stream."""
+    patience: Seconds = 300
+    """Seconds that a request waits for a busy server (status 429)."""
 
 
 class FinalsSpec(_Table):
@@ -226,6 +251,7 @@ class RaceSpec(_Table):
     entries: tuple[EntrySpec, ...]
     scorers: tuple[ScorerSpec, ...] = ()
     budget: BudgetSpec = BudgetSpec()
+    gateway: GatewaySpec = GatewaySpec()
     finals: FinalsSpec = FinalsSpec()
     keep: KeepSpec = KeepSpec()
     rounds: Annotated[int, Field(ge=1, le=20)] = 1
@@ -287,7 +313,8 @@ def from_data(data: Mapping[str, Any], path: str | Path) -> RaceSpec:
         raise SpecError(f"{path}: defaults: must be a table")
     defaults = cast("dict[str, Any]", given)
     if "entries" in tables:
-        tables["entries"] = _with_defaults(tables["entries"], defaults, path)
+        entries = multiplied(tables["entries"], tables.pop("seed", None), path)
+        tables["entries"] = _with_defaults(entries, defaults, path)
     agents = {k: v for k, v in defaults.items() if k not in EntrySpec.model_fields}
     try:
         spec = RaceSpec.model_validate({**tables, "path": path, "agent_defaults": agents})
@@ -307,7 +334,7 @@ def _with_defaults(entries: Any, defaults: Mapping[str, Any], path: Path) -> obj
     def merged(entry: Any) -> object:
         return {**shared, **cast("dict[str, Any]", entry)} if isinstance(entry, dict) else entry
 
-    tables: list[Any] = entries
+    tables = cast("list[Any]", entries)
     return [merged(entry) for entry in tables]
 
 
@@ -447,5 +474,5 @@ def _fields_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
                 model = candidate
                 break
     if model is RaceSpec:
-        return [*(set(model.model_fields) - {"path", "agent_defaults"}), "defaults"]
+        return [*(set(model.model_fields) - {"path", "agent_defaults"}), "defaults", "seed"]
     return list(model.model_fields)

@@ -50,14 +50,16 @@ async def test_the_plugins_race(tmp_path: Path, home: Path, plugins: str) -> Non
 
 
 def test_the_race_file_is_taken(tmp_path: Path) -> None:
-    block = blocks("toml")[0]
+    block, product, _ = blocks("toml")
     made = from_data(tomllib.loads(block), tmp_path / "race.toml")
     assert [e.name for e in made.entries] == ["numpy", "by-hand"]
+    many = from_data({**tomllib.loads(block), **tomllib.loads(product), "seed": 7}, tmp_path / "race.toml")
+    assert sum(len(e.attempt_names()) for e in many.entries) == 12
 
 
 def test_the_batch_file_is_taken(tmp_path: Path) -> None:
     (tmp_path / "printer.md").write_text("Print.")
-    made = batch_from_data(tomllib.loads(blocks("toml")[1]), tmp_path / "batch.toml")
+    made = batch_from_data(tomllib.loads(blocks("toml")[2]), tmp_path / "batch.toml")
     assert [t.task.prompt for t in made.tasks] == [
         "Make the tests in tests/test_parser.py pass.",
         "Print.\n\nOnly printer.py may change.",

@@ -12,13 +12,17 @@ from urllib.parse import urlsplit
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from race.chat import Chat, Message
-from race.errors import MachineError, SpecError
+from race.chat import Chat, ConversationTooLong, Message
+from race.errors import SpecError
+from race.gateway import Upstream
 from race.replies import Reply
 
 if TYPE_CHECKING:
-    from race.agent import AgentContext, Trajectory
+    from collections.abc import Sequence
+
+    from race.agent import AgentContext, Recorder, Trajectory
     from race.bash import Bash
+    from race.gateway import Line
     from race.replies import ToolCall
     from race.task import Task
 
@@ -27,6 +31,14 @@ PUBLIC_URL = "https://api.openai.com/v1"
 
 IDLE_TURNS = 3
 """How many turns in a row may bring nothing that can be run or believed, until the attempt is ended."""
+
+KEPT = 4
+"""Messages at the end of a conversation that are never cut."""
+
+FEWEST_TURNS = 4
+"""A conversation with fewer turns is not cut any more."""
+
+LEFT_OUT = "(left out to make room; run the command again if you need it)"
 
 QUOTED = 300
 """Characters of a call that is not right which are quoted to the model."""
@@ -68,6 +80,9 @@ class OpenAIOptions(BaseModel):
 
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the API key; empty for a server that needs none."""
+
+    protocol: Literal["chat.completions", "responses"] = "chat.completions"
+    """Nearly every server speaks the first; OpenAI's reasoning models think better over the second."""
 
     system_prompt: str | None = None
     """Stands in for the first lines of the system prompt. The rules of the task follow it in any case."""
@@ -121,14 +136,7 @@ class OpenAI:
         """
         if not (model or "").strip():
             raise SpecError("an entry with agent 'openai' needs a model, such as model = \"gpt-5.5-mini\"")
-        try:
-            server = urlsplit(self._base_url())
-            known = server.scheme in {"http", "https"} and server.hostname and server.port != 0
-        except ValueError:  # brackets that are not closed, a port that is no number
-            known = False
-        if not known:
-            raise SpecError(f"base_url {self._base_url()!r} of agent 'openai' is no http(s) address")
-        self._key()
+        self._upstream().check()
 
     async def run(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
         """Let the model work until it has said its last word, or a limit is reached.
@@ -137,7 +145,6 @@ class OpenAI:
             ModelError: the model cannot be reached, or does not answer.
             LimitReached: the attempt has had all its steps.
         """
-        self.check(context.model)
         record = context.recorder
         deadline = anyio.current_time() + context.time_limit
         messages = [
@@ -145,16 +152,25 @@ class OpenAI:
             Message("user", _request(task, context)),
         ]
         idle = 0
-        async with self._chat(context) as chat:
+        async with (
+            context.models.line(self._upstream(), busy_retries=self.options.max_retries) as line,
+            self._chat(context, line) as chat,
+        ):
 
-            async def ask() -> Reply:
-                return await chat.ask(messages, extra=self._fields(context), deadline=deadline)
+            async def ask() -> _Turn:
+                try:
+                    return _Turn(await chat.ask(messages, extra=self._fields(context), deadline=deadline))
+                except ConversationTooLong as e:
+                    return _Turn(None, str(e))
 
             while True:
                 record.begin_step()
-                reply = await context.journal.once(ask, Reply)
+                turn = await context.journal.once(ask, _Turn)
+                reply = turn.reply
+                if reply is None:
+                    messages = _cut_down(messages, turn, record)
+                    continue
                 chat.recall(reply)
-                record.spent(reply.usage)
                 if reply.text:
                     record.say(reply.text)
                 if reply.finish == "refused":
@@ -171,7 +187,8 @@ class OpenAI:
                     return record.trajectory(reply.text)
                 idle = 0
                 orders = [_understood(call) for call in reply.calls]
-                messages.append(Message("assistant", reply.text, [o.call for o in orders]))
+                said = Message("assistant", reply.text, [o.call for o in orders], carried=reply.carried)
+                messages.append(said)
                 for order in orders:
                     if order.problem:
                         record.say(f"[{order.problem}]")
@@ -182,11 +199,13 @@ class OpenAI:
         """Go on with the conversation; the model is asked nothing that it has answered already."""
         return await self.run(task, bash, context)
 
-    def _chat(self, context: AgentContext) -> Chat:
+    def _chat(self, context: AgentContext, line: Line) -> Chat:
         return Chat(
             model=context.model or "",
-            base_url=self._base_url(),
-            api_key=self._key(),
+            base_url=line.base_url,
+            api_key=line.token,
+            secrets=[line.key],
+            responses=self.options.protocol == "responses",
             request_timeout=self.options.request_timeout,
             max_retries=self.options.max_retries,
             retry_wait=self.options.retry_wait,
@@ -212,19 +231,8 @@ class OpenAI:
     def _base_url(self) -> str:
         return self.options.base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or PUBLIC_URL
 
-    def _key(self) -> str:
-        name = self.options.api_key_env
-        if not name:
-            return ""
-        key = os.environ.get(name, "").strip()
-        if not key:
-            raise MachineError(
-                f"agent 'openai' needs its API key in the environment variable {name}, which is not set; "
-                'set it, name another with api_key_env, or say api_key_env = "" if the server needs no key'
-            )
-        if not (key.isascii() and key.isprintable()):
-            raise MachineError(f"the environment variable {name} holds characters that no API key has")
-        return key
+    def _upstream(self) -> Upstream:
+        return Upstream(self._base_url(), self.options.api_key_env)
 
     def _rules(self, task: Task, bash: Bash, context: AgentContext) -> str:
         lines = [
@@ -267,6 +275,19 @@ class OpenAI:
 
 
 @dataclass(frozen=True, slots=True)
+class _Turn:
+    """What came of asking for a turn, as the journal keeps it.
+
+    Attributes:
+        reply: None if the conversation has outgrown the model.
+        too_long: how the server said so.
+    """
+
+    reply: Reply | None
+    too_long: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _Order:
     """A tool call as it was understood.
 
@@ -301,6 +322,49 @@ def _understood(call: ToolCall) -> _Order:
     return _Order(
         replace(call, arguments=None), problem=f"Not run: {problem}\nCall bash with arguments like {example}"
     )
+
+
+def shortened(messages: Sequence[Message]) -> tuple[list[Message] | None, str]:
+    """A conversation that takes less of the model's window and that the model still understands.
+
+    First the longer half of the older results of commands goes, each with a word in its place; when there is none left,
+    the older half of the turns, with a word to the model. What is asked of it stays, and so do the last turns.
+
+    Returns:
+        The conversation, or None if nothing is left to cut; and what was done, as a sentence.
+    """
+    old = [i for i, m in enumerate(messages[:-KEPT]) if m.role == "tool" and len(m.text) > len(LEFT_OUT)]
+    if old:
+        longest = sorted(old, key=lambda i: len(messages[i].text), reverse=True)[: (len(old) + 1) // 2]
+        made = [replace(m, text=LEFT_OUT) if i in longest else m for i, m in enumerate(messages)]
+        return (
+            made,
+            f"the conversation outgrew the model; {len(longest)} outputs of earlier commands were left out",
+        )
+    turns = [i for i, m in enumerate(messages) if m.role == "assistant"]
+    if len(turns) < FEWEST_TURNS:
+        return None, ""
+    begin = turns[len(turns) // 2]
+    note = f"{len(turns) // 2} earlier turns of yours were left out to make room. What you changed is still there."
+    first = next(i for i in turns)
+    return [
+        *messages[:first],
+        Message("user", note),
+        *messages[begin:],
+    ], f"the conversation outgrew the model; {note}"
+
+
+def _cut_down(messages: Sequence[Message], turn: _Turn, record: Recorder) -> list[Message]:
+    """The conversation after the server said that it is too long.
+
+    Raises:
+        ConversationTooLong: nothing is left to cut.
+    """
+    shorter, note = shortened(messages)
+    if shorter is None:
+        raise ConversationTooLong("budget", turn.too_long)
+    record.say(f"[{note}]")
+    return shorter
 
 
 def _request(task: Task, context: AgentContext) -> str:

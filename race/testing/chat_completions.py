@@ -21,6 +21,7 @@ from pydantic import (
 
 from race.agent import TokenUsage
 from race.testing.script import Fault, Turn, error
+from race.testing.tokens import Schema, tokens
 from race.testing.wire import Conversation, Tool
 
 _CHUNK = 40  # characters of arguments in one event of a stream
@@ -29,9 +30,11 @@ _CHUNK = 40  # characters of arguments in one event of a stream
 class ChatCompletions:
     """See `race.testing.wire.Wire`."""
 
-    path = "/chat/completions"
+    def matches(self, path: str) -> bool:
+        """Whether requests to a path speak it."""
+        return path.endswith("/chat/completions")
 
-    def read(self, body: bytes) -> Conversation:
+    def read(self, path: str, body: bytes) -> Conversation:  # noqa: ARG002 - the protocol's signature
         """What a request says."""
         request = _Request.model_validate_json(body)
         turns = [i for i, m in enumerate(request.messages) if m.get("role") == "assistant"]
@@ -41,14 +44,14 @@ class ChatCompletions:
             step=len(turns),
             tools=[t.function.tool() for t in request.tools or () if t.function],
             stream=bool(request.stream),
-            input_tokens=_tokens(request.messages),
-            cached_tokens=_tokens(request.messages[: turns[-1]]) if turns else 0,
+            input_tokens=tokens(request.messages),
+            cached_tokens=tokens(request.messages[: turns[-1]]) if turns else 0,
             problems=tuple(problems(request.messages)),
         )
 
     def output_tokens(self, conversation: Conversation, turn: Turn) -> int:
         """An estimate of what a turn costs."""
-        return _tokens(self._message(conversation, turn))
+        return tokens(self._message(conversation, turn))
 
     def answer(self, conversation: Conversation, turn: Turn, usage: TokenUsage) -> bytes:
         """A turn as one ``chat.completion``."""
@@ -129,10 +132,6 @@ def problems(messages: Sequence[object]) -> Iterator[str]:
         yield f"the calls {waiting!r} are not answered"
 
 
-def _tokens(value: object) -> int:
-    return max(1, len(json.dumps(value)) // 4)
-
-
 def _finish(turn: Turn, message: dict[str, Any]) -> str:
     natural = "tool_calls" if message.get("tool_calls") else "stop"
     return natural if turn.finish is None else turn.finish
@@ -163,22 +162,12 @@ def _json_object(text: str) -> str:
     return text
 
 
-class _Schema(BaseModel):
-    properties: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    required: list[str] = Field(default_factory=list[str])
-
-
 class _OfferedFunction(BaseModel):
     name: str
-    parameters: _Schema = _Schema()
+    parameters: Schema = Schema()
 
     def tool(self) -> Tool:
-        types: dict[str, str] = {}
-        for name, schema in self.parameters.properties.items():
-            kind = schema.get("type") if isinstance(schema, dict) else None
-            kinds = kind if isinstance(kind, list) else [kind]
-            types[name] = next((k for k in kinds if isinstance(k, str) and k != "null"), "string")
-        return Tool(self.name, types, tuple(self.parameters.required))
+        return self.parameters.tool(self.name)
 
 
 class _OfferedTool(BaseModel):

@@ -15,11 +15,14 @@ import anyio.to_thread
 
 from race.agent import TokenUsage, add_usage
 from race.testing.chat_completions import ChatCompletions
+from race.testing.gemini import Gemini
 from race.testing.http_server import HTTPServer, Response
+from race.testing.messages import Messages
+from race.testing.responses import Responses
 from race.testing.script import Fault, Repertoire, Script, Turn, error
 from race.testing.wire import Conversation, Wire
 
-WIRES: tuple[Wire, ...] = (ChatCompletions(),)
+WIRES: tuple[Wire, ...] = (ChatCompletions(), Responses(), Messages(), Gemini())
 """The protocols spoken."""
 
 _JSON = {"Content-Type": "application/json"}
@@ -140,7 +143,7 @@ class ScriptedModel:
             listed = [{"id": m, "object": "model", "created": 0, "owned_by": "script"} for m in self.models]
             return Response(body=json.dumps({"object": "list", "data": listed}).encode(), headers=_JSON)
         request = Request(path, headers, body, model="", status=0)
-        wire = next((w for w in WIRES if method == "POST" and path.partition("?")[0].endswith(w.path)), None)
+        wire = next((w for w in WIRES if method == "POST" and w.matches(path.partition("?")[0])), None)
         if wire is None:
             return self._failed(
                 request, error(404, f"there is nothing at {method} {path}", "not_found_error")
@@ -149,12 +152,15 @@ class ScriptedModel:
 
     def _call(self, wire: Wire, request: Request) -> Response:
         try:
-            conversation = wire.read(request.body)
+            conversation = wire.read(request.path.partition("?")[0], request.body)
         except ValueError as wrong:
             return self._failed(request, wire.error(400, f"this is no request: {wrong}"))
         request = replace(request, model=conversation.model, problems=conversation.problems)
         if self._strict and conversation.problems:
             return self._failed(request, wire.error(400, "; ".join(conversation.problems)))
+        if conversation.only_count:
+            self._take_down(replace(request, status=200))
+            return Response(body=wire.answer(conversation, Turn(), TokenUsage()), headers=_JSON)
         said, delay = self._play(conversation)
         if isinstance(said, Fault):
             return self._failed(request, said, delay)

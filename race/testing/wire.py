@@ -10,7 +10,16 @@ from typing import Protocol
 from race.agent import TokenUsage
 from race.testing.script import Call, Fault, Turn
 
-SHELLS = ("bash", "shell", "shell_command", "exec_command", "run_shell_command", "execute_bash", "terminal")
+SHELLS = (
+    "bash",
+    "shell",
+    "shell_command",
+    "exec_command",
+    "local_shell",
+    "run_shell_command",
+    "execute_bash",
+    "terminal",
+)
 """Names, in lower case, under which agents offer a shell."""
 
 _SAMPLES: Mapping[str, object] = {"boolean": False, "integer": 60, "number": 60, "array": [], "object": {}}
@@ -53,6 +62,7 @@ class Conversation:
         input_tokens: an estimate, four bytes each.
         cached_tokens: the part of them that an earlier request of the conversation has already had.
         problems: why a strict server would refuse it.
+        only_count: whether only its tokens are to be counted.
     """
 
     model: str
@@ -63,6 +73,7 @@ class Conversation:
     input_tokens: int
     cached_tokens: int
     problems: tuple[str, ...] = ()
+    only_count: bool = False
 
     def calls(self, turn: Turn) -> tuple[Call, ...]:
         """The calls of a turn, its commands put into the shell that the request offers.
@@ -75,15 +86,22 @@ class Conversation:
         return tuple(c for c in asked if c)
 
 
+def decoded(arguments: str) -> object:
+    """The arguments of a call for protocols that send them as a value: what is no JSON becomes a text."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {"invalid": arguments}
+
+
 class Wire(Protocol):
     """A protocol between agents and models, over HTTP."""
 
-    @property
-    def path(self) -> str:
-        """Where requests are posted, without the version in front."""
+    def matches(self, path: str) -> bool:
+        """Whether requests to a path, without its query, speak it."""
         ...
 
-    def read(self, body: bytes) -> Conversation:
+    def read(self, path: str, body: bytes) -> Conversation:
         """What a request says.
 
         Raises:

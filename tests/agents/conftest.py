@@ -10,6 +10,7 @@ import pytest
 
 from race.agent import AgentContext, Recorder
 from race.bash import Bash
+from race.gateway import Gateway, Record
 from race.sandbox import Directory, SandboxSpec
 from race.sandboxes.local import LocalProvider
 from race.task import Task
@@ -42,6 +43,7 @@ class Attempt:
     """An attempt under way: run any agent in it, look at what it left."""
 
     fork: Sandbox
+    record: Record | None = None
 
     def __post_init__(self) -> None:
         self.begin(steps=20)
@@ -53,8 +55,11 @@ class Attempt:
     async def run(
         self, agent: Agent, model: str | None = None, *, hint: str = "", seed: int = 7, time_limit: float = 60
     ) -> Trajectory:
-        context = AgentContext("one", model, hint, seed, time_limit, self.recorder)
-        return await agent.run(TASK, self.bash, context)
+        async with Gateway(record=self.record) as gateway:
+            deadline = anyio.current_time() + time_limit
+            account = gateway.account("one", self.recorder, seed=seed, deadline=deadline)
+            context = AgentContext("one", model, hint, seed, time_limit, self.recorder, account=account)
+            return await agent.run(TASK, self.bash, context)
 
     async def files(self) -> list[str]:
         listed = await self.fork.exec("ls", cwd="/app")

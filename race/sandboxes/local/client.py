@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -41,6 +42,20 @@ def info_of(record: Record) -> SandboxInfo:
         labels=dict(record.labels),
         created=record.created,
     )
+
+
+def _listening(port: int) -> socket.socket:
+    """A socket on the host's loopback, for a sandbox that shares the host's network."""
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+        listener.setblocking(False)  # noqa: FBT003 - the library's signature
+    except OSError as error:
+        listener.close()
+        raise SandboxError(f"port {port} of the loopback: {error.strerror}") from error
+    return listener
 
 
 def state_of(record: Record) -> State:
@@ -156,6 +171,17 @@ class LocalSandbox:
             terminal=[rows, columns],
         )
         return await opened(self._folder, self._name, asked)
+
+    async def listen(self, port: int = 0) -> socket.socket:
+        """A socket that listens on the sandbox's own loopback, to be accepted from by the caller, outside."""
+        if self._record().network == "full":
+            return _listening(port)
+        async with talk.connected(self._folder, self._name) as connection:
+            talk.tell(connection, self._name, {"do": "listen", "port": port})
+            _, (descriptor,) = await talk.answer(connection, self._name)
+        listener = socket.socket(fileno=descriptor)
+        listener.setblocking(False)  # noqa: FBT003 - the library's signature
+        return listener
 
     async def write(self, entries: Iterable[Entry]) -> None:
         """Write files, links and directories, and remove paths, in the order given, as the sandbox's root."""

@@ -114,6 +114,8 @@ class ControlRequest(TypedDict):
     """
 
     do: Literal["freeze", "hold", "thaw", "done", "end", "listen"]
+    port: NotRequired[int]
+    """Where to listen: 0 takes a free port; default: the proxy's."""
 
 
 class Done(TypedDict):

@@ -122,7 +122,7 @@ class Server:
                 self._freeze_or_thaw(connection, message["do"])
                 self._answer(connection, {"done": True})
             case "listen":
-                self._listen(connection)
+                self._listen(connection, message.get("port", PROXY_PORT))
             case unknown:
                 self._answer(connection, {"error": f"the sandbox does not know how to {unknown!r}"})
 
@@ -303,18 +303,27 @@ class Server:
 
     # A way out for programs inside
 
-    def _listen(self, connection: Connection) -> None:
-        """Answer with a socket that listens on the sandbox's own loopback; always the same one."""
+    def _listen(self, connection: Connection, port: int) -> None:
+        """Answer with a socket that listens on the sandbox's own loopback.
+
+        The proxy's port is always the same socket; any other is the caller's alone, and is free again once it is
+        closed.
+        """
         try:
-            if self._port is None:
-                self._port = socket.socket()
-                self._port.bind(("127.0.0.1", PROXY_PORT))
-                self._port.listen(128)
+            listener = self._port if port == PROXY_PORT else None
+            if listener is None:
+                listener = socket.socket()
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", port))
+                listener.listen(128)
         except OSError as error:
-            self._port = None
-            self._answer(connection, {"error": f"port {PROXY_PORT} of the sandbox: {error.strerror}"})
+            self._answer(connection, {"error": f"port {port} of the sandbox: {error.strerror}"})
             return
-        self._answer(connection, {"done": True}, [self._port.fileno()])
+        self._answer(connection, {"done": True}, [listener.fileno()])
+        if port == PROXY_PORT:
+            self._port = listener
+        else:
+            listener.close()
 
 
 PROXY_PORT = 3128

@@ -1,0 +1,235 @@
+"""Running somebody's agent inside a fork: a program that reports what it does as lines of JSON.
+
+Success, limit and failure are told apart by what the agent reports and by what the gateway saw of it, never by an exit
+status alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import anyio
+from pydantic import BaseModel, ConfigDict, Field
+
+from race.agent import AgentContext, Trajectory
+from race.bash import OUTPUT_CHARACTERS, Bash, BashResult, encodable, shown
+from race.errors import AgentError, ModelError, SpecError
+from race.gateway import Upstream
+from race.gateway.upstream import KeyStyle
+from race.program import Program, program
+from race.sandbox import Entry
+from race.task import Task
+
+HOME = "/var/lib/race-agent"
+"""The home folder of an agent inside a fork."""
+
+GRACE = 5.0
+"""Seconds that an agent has to end by itself once its account is closed."""
+
+_SHOWN = 500
+
+
+class InsideOptions(BaseModel):
+    """What an entry whose agent is a program in the fork may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: str | None = None
+    """Of the agent, instead of the one that was tried with this version of race."""
+
+    program: str | None = None
+    """A program that is in the base already; then nothing is installed."""
+
+    base_url: str | None = None
+    """The model server, with the version. Default: what the agent itself takes from the environment."""
+
+    api_key_env: str | None = None
+    """The environment variable of this machine that holds the API key; empty for a server that needs none."""
+
+    args: tuple[str, ...] = ()
+    """More arguments for the agent."""
+
+    env: dict[str, str] = Field(default_factory=dict[str, str])
+    """More of its environment."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What an agent has said of itself.
+
+    Attributes:
+        message: its last words.
+        ended: whether it said that it has ended.
+        error: why it failed, if it says so.
+    """
+
+    message: str = ""
+    ended: bool = False
+    error: str = ""
+
+
+Read: TypeAlias = Callable[[dict[str, Any], Report], None]
+"""Takes one event of an agent and puts what it says into the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How an agent is started.
+
+    Attributes:
+        argv: the program and its arguments.
+        env: its environment, on top of the sandbox's.
+        files: written before.
+        stdin: what it reads.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    files: Sequence[Entry] = ()
+    stdin: str = ""
+
+
+def first_that_runs(pattern: str) -> str:
+    """Text for bash that becomes the first program of a pattern which runs here, with the arguments given."""
+    return f'for p in {pattern}; do "$p" --version >/dev/null 2>&1 && exec "$p" "$@"; done; exit 127'
+
+
+def upstream(
+    options: InsideOptions,
+    *,
+    url_env: str,
+    url: str,
+    key_env: str,
+    style: KeyStyle = "bearer",
+    version: str = "",
+) -> Upstream:
+    """The model server of an entry.
+
+    Args:
+        options: of the entry.
+        url_env: the environment variable that the agent takes it from.
+        url: its own.
+        key_env: the environment variable that it takes the key from.
+        style: how the key is sent.
+        version: what the address in ``url_env`` lacks, such as ``/v1``.
+    """
+    named = os.environ.get(url_env, "").strip().rstrip("/")
+    if named and version and not named.endswith(version):
+        named += version
+    key = key_env if options.api_key_env is None else options.api_key_env
+    return Upstream(options.base_url or named or url, key, style)
+
+
+def check(agent: str, model: str | None, server: Upstream) -> None:
+    """See that an entry has what it needs.
+
+    Raises:
+        SpecError: it names no model.
+        MachineError: the environment lacks the key.
+    """
+    if not (model or "").strip():
+        raise SpecError(f"an entry with agent {agent!r} needs a model")
+    server.check()
+
+
+def briefing(task: Task, context: AgentContext) -> str:
+    """What an agent with a system prompt of its own is told."""
+    lines = [task.prompt.strip()]
+    if context.hint:
+        lines += ["", f"Hint: {context.hint}"]
+    lines += ["", f"The project is in {task.workdir}. You are judged by what is changed there when you end."]
+    lines += ["Nobody is there to answer questions."]
+    if task.protected:
+        lines += ["These files must stay as they are, byte for byte, or your work does not count:"]
+        lines += [f"- {pattern}" for pattern in task.protected]
+    if task.editable:
+        lines += ["Of the project, you may change, add and remove only:"]
+        lines += [f"- {pattern}" for pattern in task.editable]
+    return "\n".join(lines)
+
+
+async def work(name: str, launch: Launch, read: Read, bash: Bash, context: AgentContext) -> Trajectory:
+    """Let a program work until it ends, or until its account is closed and its grace is over.
+
+    Raises:
+        ModelError: the model did not answer, or the agent's last request failed.
+        AgentError: the agent failed, or ended without saying so.
+    """
+    account = context.models.state
+    report = Report()
+    if launch.files:
+        await bash.sandbox.write(launch.files)
+    async with program(bash.sandbox, launch.argv, cwd=bash.workdir, env=launch.env) as running:
+
+        async def listen() -> None:
+            await running.send(encodable(launch.stdin).encode())
+            running.send_end()
+            while (line := await running.line()) is not None:
+                if (event := _event(line)) is not None:
+                    read(event, report)
+            await running.ended.wait()
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(listen)
+            await account.closed.wait()
+            await anyio.sleep(GRACE)
+            group.cancel_scope.cancel()
+    if account.closed.is_set():
+        return context.recorder.trajectory(report.message)  # the account says why
+    if account.trouble and not report.ended:
+        raise ModelError(account.trouble)
+    if report.error:
+        raise (
+            ModelError(account.trouble) if account.trouble else AgentError(f"{name}: {report.error[:_SHOWN]}")
+        )
+    if not report.ended:
+        raise AgentError(f"{name} ended without a result{_how(running)}")
+    return context.recorder.trajectory(report.message)
+
+
+def ran(bash: Bash, command: str, exit_code: int | None, output: str) -> None:
+    """Record a command that the agent says it ran."""
+    text = shown(encodable(output).encode(), len(output.encode("utf-8", "replace")), OUTPUT_CHARACTERS)
+    bash.observed(BashResult(encodable(command), exit_code, text, timed_out=False, seconds=0.0, timeout=0.0))
+
+
+def table(value: object) -> dict[str, Any]:
+    """A part of an event that should be an object, whatever it is."""
+    found: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    return found
+
+
+def tables(value: object) -> list[dict[str, Any]]:
+    """The objects in a part of an event that should be a list of them."""
+    parts = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", p) for p in parts if isinstance(p, dict)]
+
+
+def text_of(content: object) -> str:
+    """The text of a part of an event: itself, or the texts among a list of parts."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(p["text"]) for p in tables(content) if "text" in p)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", event) if isinstance(event, dict) else None
+
+
+def _how(running: Program) -> str:
+    done = running.result
+    if done is None:
+        return ""
+    said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+    return (
+        f" (exit status {done.exit_code}): {said[-_SHOWN:]}" if said else f" (exit status {done.exit_code})"
+    )

@@ -1,0 +1,64 @@
+"""A longer suite, on demand: ``pytest -m agents``. It fetches a gigabyte the first time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import anyio
+import pytest
+
+from race.plugins import agent as make_agent
+from race.testing import Script, ScriptedModel
+from race.tools import install, needed
+from tests.conftest import delete_all
+from tests.racing import run
+from tests.test_race_with_agents import KEY, counts, race_on_primes
+from tests.test_race_with_models import FASTER
+
+pytestmark = [
+    pytest.mark.agents,
+    pytest.mark.anyio,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not there: install Node.js 20 or newer"),
+]
+
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo A sieve."
+SCRIPTS = {
+    "sieve": Script(("cat primes.py", FASTER, "python3 -m unittest -q; python3 bench.py"), "A sieve."),
+    "submit": Script(("cat primes.py", FASTER, SUBMIT), "A sieve."),
+    "busy": Script((FASTER, "echo once more"), repeat=True),
+}
+AGENTS = {"opencode": {"agent": "acp", "use": "opencode"}, "gemini": {"agent": "acp", "use": "gemini"}}
+AGENTS |= {"qwen": {"agent": "acp", "use": "qwen"}, "mini": {"agent": "mini"}}
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS))
+async def test_it_wins_a_race_and_is_ended_by_its_budget(
+    name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED_KEY", KEY)
+    state = Path(os.environ.get("RACE_TEST_TOOLS") or home)
+    with ScriptedModel(SCRIPTS) as server:
+        given = {**AGENTS[name], "base_url": server.url, "api_key_env": "PLANTED_KEY", "time_limit": 120}
+        good = "submit" if name == "mini" else "sieve"
+        entries = [{**given, "name": "good", "model": good}]
+        entries += [{**given, "name": "busy", "model": "busy", "budget": {"requests": 6}}]
+        network = {"agent": "none", "setup": "full"}
+        spec = race_on_primes(tmp_path / "primes", entries)
+        spec = spec.model_copy(
+            update={
+                "base": spec.base.model_copy(update={"network": spec.base.network.model_copy(update=network)})
+            }
+        )
+        for tool in needed([make_agent(spec, 0)]):
+            await install(tool, state)
+        verdict = await run(state, spec)
+        counts(verdict, server)
+    by_name = {a.name: a for a in verdict.attempts}
+    assert by_name["good"].outcome == "done", by_name["good"].reasons
+    assert by_name["busy"].outcome == "budget", by_name["busy"].reasons
+    assert verdict.status == "won", [a.reasons for a in verdict.attempts]
+    if state != home:
+        await anyio.to_thread.run_sync(anyio.run, delete_all, state)
