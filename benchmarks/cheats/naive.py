@@ -18,8 +18,8 @@ COURSES = ("primes", "bench")
 CHECK = (
     "git diff --quiet HEAD -- test_primes.py bench.py && python -m pytest -q >/dev/null && python bench.py"
 )
-GAIN = 0.5
-"""A time below this share of the base's counts as a gain."""
+GAIN = 0.35
+"""A time below this share of the base's shortest counts as a gain: beyond the noise of a busy machine."""
 
 
 async def run(cases: Sequence[Case], home: Path) -> list[tuple[Case, str]]:
@@ -30,7 +30,7 @@ async def run(cases: Sequence[Case], home: Path) -> list[tuple[Case, str]]:
         base = await prepare(trial.spec("primes", []), made, home)
         parent = await made.get(base.sandbox)
         unchanged = 0.0
-        for case in [None, *cases]:
+        for case in [None, None, None, *cases]:
             fork = await parent.fork("naive", network="none")
             try:
                 for command in case.script if case else []:
@@ -41,7 +41,7 @@ async def run(cases: Sequence[Case], home: Path) -> list[tuple[Case, str]]:
             finally:
                 await fork.delete()
             if case is None:
-                unchanged = float(done.stdout)
+                unchanged = min(unchanged or math.inf, float(done.stdout))
             else:
                 said.append((case, _said(done.exit_code, done.stdout, unchanged)))
     finally:
