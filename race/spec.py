@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -334,7 +334,7 @@ def _with_defaults(entries: Any, defaults: Mapping[str, Any], path: Path) -> obj
     def merged(entry: Any) -> object:
         return {**shared, **cast("dict[str, Any]", entry)} if isinstance(entry, dict) else entry
 
-    tables = cast("list[Any]", entries)
+    tables = cast("Sequence[Any]", entries)
     return [merged(entry) for entry in tables]
 
 
