@@ -196,7 +196,7 @@ def test_any_other_exception_ends_it() -> None:
         raise OSError(28, "no space left")
 
     with pytest.raises(OSError, match="no space"):
-        at_once(finals([Entrant("base"), Entrant("a")], broken, Rule(), np.random.default_rng()))
+        at_once(finals([Entrant("base"), Entrant("a")], broken, Rule(), np.random.default_rng(2)))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
@@ -205,7 +205,7 @@ def test_a_value_that_cannot_be_compared_rejects(value: float) -> None:
         return Sample({"base": 2.0, "a": value, "b": 1.0}[entrant.name])
 
     entrants = [Entrant("base"), Entrant("a"), Entrant("b")]
-    standings = at_once(finals(entrants, measure, Rule(), np.random.default_rng()))
+    standings = at_once(finals(entrants, measure, Rule(), np.random.default_rng(2)))
     assert standings.winner == "b"
     assert standings["a"].state == "rejected"
     assert "not a finite number above zero" in standings["a"].reason
@@ -229,7 +229,7 @@ def test_scores_are_compared_by_differences() -> None:
 
     rule = Rule.of("standard", goal="max", scale="linear", timelike=False)
     entrants = [Entrant("base"), Entrant("a"), Entrant("b")]
-    standings = at_once(finals(entrants, measure, rule, np.random.default_rng()))
+    standings = at_once(finals(entrants, measure, rule, np.random.default_rng(2)))
     assert (standings.winner, standings.significant) == ("b", True)
     assert standings["b"].vs_base is not None
     assert standings["b"].vs_base.low < 1.5 < standings["b"].vs_base.high
@@ -241,7 +241,7 @@ def test_counts_without_any_noise() -> None:
         return Sample({"base": 5000, "a": 4000, "b": 4000, "c": 4100}[entrant.name])
 
     entrants = [Entrant("base"), Entrant("a", 5), Entrant("b", 2), Entrant("c", 1)]
-    standings = at_once(finals(entrants, measure, Rule(timelike=False), np.random.default_rng()))
+    standings = at_once(finals(entrants, measure, Rule(timelike=False), np.random.default_rng(2)))
     assert (standings.winner, standings.why, standings.tied_with) == ("b", "practical tie", ("a",))
 
 
@@ -329,8 +329,8 @@ def test_waits_are_taken_out() -> None:
 
 
 def test_claims_are_as_sure_as_they_say() -> None:
-    tied = [hold(Machine({"base": 200, "a": 100, "b": 100}, seed, busy=0.3), seed=seed) for seed in range(40)]
-    assert sum(standings.significant for standings in tied) <= 6
+    tied = [hold(Machine({"base": 200, "a": 100, "b": 100}, seed, busy=0.3), seed=seed) for seed in range(25)]
+    assert sum(standings.significant for standings in tied) <= 4
     assert all(standings.winner in {"a", "b"} for standings in tied)
 
 
@@ -365,7 +365,7 @@ def test_too_many_runs_end_a_large_field() -> None:
 @pytest.mark.parametrize("entrants", [[], [Entrant("a"), Entrant("a")]])
 def test_entrants_that_cannot_be_meant(entrants: list[Entrant]) -> None:
     with pytest.raises(ValueError, match="no name twice"):
-        at_once(finals(entrants, Machine({}), Rule(), np.random.default_rng()))
+        at_once(finals(entrants, Machine({}), Rule(), np.random.default_rng(2)))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,17 @@ def test_clean_samples_give_levels_and_errors(*, one_sided: bool) -> None:
     assert 0.7 < float(np.std(deviates)) < 1.25
 
 
+@pytest.mark.parametrize("one_sided", [True, False])
+@pytest.mark.parametrize(("arms", "rounds"), [(2, 3), (2, 6), (3, 4), (5, 3), (5, 10)])
+def test_small_samples_are_not_overrated(arms: int, rounds: int, *, one_sided: bool) -> None:
+    beyond = 0
+    for seed in range(80):
+        fit = fitted(noise(100 + seed, rounds, arms), one_sided=one_sided)
+        difference, error = fit.against(0)
+        beyond += bool(abs(difference[1]) > t_quantile(0.975, fit.df) * error[1])
+    assert beyond <= 10
+
+
 def test_disturbance_only_adds() -> None:
     errors: list[float] = []
     medians: list[float] = []
@@ -204,7 +215,9 @@ def test_one_undisturbed_sample_proves_nothing() -> None:
     y[1:, 3] += [0.4, 0.7]
     fit = fitted(y)
     assert fit.clean[3] < 2
-    assert decide(fit, [0, 1, 2, 3], looks(), base=None, indifference=0.01).rivals == (3,)
+    decision = decide(fit, [0, 1, 2, 3], looks(), base=None, indifference=0.01)
+    assert 2 in decision.beaten
+    assert 3 in decision.rivals
 
 
 def test_draws_have_the_moments_of_the_fit() -> None:

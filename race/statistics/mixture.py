@@ -39,6 +39,8 @@ RIDGE: Final = 0.5
 """Most of what the variance of clean noise may be over that of the rounds: how far their shifts are drawn to 0."""
 TIGHT: Final = 0.05
 """A one-sided fit starts from a spread of at most this: from a wide one it may end by calling everything clean."""
+WIDE: Final = 2.0
+"""A two-sided fit starts from the rough spread times this: from less it may call half of a few samples strays."""
 SHARP: Final = 0.1
 """While a one-sided fit iterates, it may find noise down to about this share of the rough spread."""
 SHIFT: Final = 0.01
@@ -111,7 +113,7 @@ def settle(samples: Samples, start: Array, rounds: Array, *, odd: Mask) -> Settl
     mask, one_sided, floor = samples.seen.astype(np.float64), samples.one_sided, samples.floor
     effects = fastest(start, samples.waits) if one_sided else np.asarray(np.nanmedian(start, axis=0))
     rough, apart = rough_scales(start, one_sided=one_sided, floor=floor)
-    scale = np.where(odd, apart, min(rough, TIGHT) if one_sided else rough)
+    scale = np.where(odd, apart, min(rough, TIGHT) if one_sided else WIDE * rough)
     rate = prior = np.where(samples.waits > WAITED, SUSPECT, DISTURBED) * mask * one_sided
     pooled, ridge, df, error = rough, RIDGE / rough**2, 0.0, WAIT_ERROR
     clean, density = mask, mask
@@ -215,13 +217,14 @@ def fastest(y: Array, waits: Array) -> Array:
 def rough_scales(y: Array, *, one_sided: bool, floor: float) -> tuple[float, Array]:
     """A spread over all arms that disturbance hardly moves, and a spread of each arm that is no less.
 
-    When disturbance only adds, both are of the deviations below the arms' medians.
+    When disturbance only adds, both are of the deviations below the arms' medians. Deviations of exactly 0 are left
+    out: they are the medians themselves.
     """
     deviations: Array = y - np.nanmedian(y, axis=0)
     if one_sided:
         deviations = np.where(deviations < 0, deviations, np.nan)
     sizes: Array = 1.3 * MAD * np.abs(deviations)
-    some = sizes[np.isfinite(sizes)]
+    some = sizes[np.isfinite(sizes) & (sizes > 0)]
     rough = max(float(np.median(some)), floor) if some.size else floor
     own = [float(np.median(c[np.isfinite(c)])) if np.isfinite(c).any() else 0.0 for c in sizes.T]
     return rough, np.maximum(rough, np.array(own))
