@@ -176,7 +176,7 @@ async def test_attempts_that_were_turned_away_do_not_come_back_together() -> Non
                 with anyio.move_on_after(0.1):
                     await way.ask(HELLO)
     waits = {note.rpartition("after ")[2] for note in told}
-    assert len(waits) == 4
+    assert len(waits) > 2  # of four; two may round to the same tenth of a second
     assert all(50 <= float(wait.removesuffix(" s")) <= 62.5 for wait in waits)
 
 

@@ -149,7 +149,7 @@ def test_an_arm_that_goes_wild_keeps_a_level() -> None:
 def test_one_round_teaches_no_spread() -> None:
     fit = fitted(LEVELS[None, :])
     assert fit.df == 0
-    decision = decide(fit, [0, 1, 2, 3], Looks(3, 14, 0.05, 4), base=3, indifference=0.01)
+    decision = decide(fit, [0, 1, 2, 3], Looks(3, 15, 0.05, 4), base=3, indifference=0.01)
     assert (decision.leader, decision.beaten, decision.outcome) == (0, (), None)
 
 
@@ -180,7 +180,7 @@ def test_boundaries_keep_their_level() -> None:
 
 
 def looks(arms: int = 4) -> Looks:
-    return Looks(3, 14, 0.05, arms)
+    return Looks(3, 15, 0.05, arms)
 
 
 def test_the_beaten_leave_and_the_best_is_claimed() -> None:

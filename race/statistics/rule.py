@@ -54,7 +54,7 @@ class Rule:
     indifference: float = 0.01
     warmup: int = 1
     min_rounds: int = 3
-    max_rounds: int = 14
+    max_rounds: int = 15
     runs_each: int = 10
     seconds: float = math.inf
     require_improvement: bool = True
