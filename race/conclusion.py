@@ -59,7 +59,7 @@ def conclude(spec: RaceSpec, attempts: Sequence[Attempt], measured: Measured | N
         "decided": "the measurements decide it",
         "practical tie": "a tie within the indifference zone; the smallest change wins",
         "budget": "the best when the budget for measuring was spent; not beyond doubt",
-        "only candidate": "the only eligible attempt, and better than the base",
+        "only candidate": "the only eligible attempt that could be measured",
         "nobody better": "the best of the eligible",
     }
     return Conclusion(standings.winner, standings.tied_with, standings.confidence, how[standings.why])
