@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -202,7 +202,7 @@ async def measure_once(image: ReplayImage, name: str, metric: Metric, context: S
                 raise TypeError(f"measure() returned {type(sample).__name__}, not a Sample")
     if not (math.isfinite(sample.value) and sample.value > 0):
         raise Rejected(f"the scorer {name!r} gave {sample.value}, which is not a finite number above zero")
-    return sample if sample.seconds else Sample(sample.value, sample.wait, time.monotonic() - began)
+    return sample if sample.seconds else replace(sample, seconds=time.monotonic() - began)
 
 
 def result(values: Sequence[float], unit: str) -> MetricResult:

@@ -47,11 +47,17 @@ class Sample:
         value: finite and above zero.
         wait: share of the wall time, in [0, 1), that the measured program waited for a processor; 0 if unknown.
         seconds: wall time of the measurement as seen from outside.
+        cpu: processor time of everything that was measured, in seconds; 0 if unknown.
+        details: more to show or to keep, by name.
+        parts: the value of each workload, by name, when there are several; ``value`` is their geometric mean then.
     """
 
     value: float
     wait: float = 0.0
     seconds: float = 0.0
+    cpu: float = 0.0
+    details: Mapping[str, str] = field(default_factory=dict[str, str])
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
