@@ -8,6 +8,7 @@ Everything public is importable from here.
 
 from race.agent import Agent, AgentContext, ChecksFirst, Recorder, Step, TokenUsage, Trajectory
 from race.bash import Bash, BashResult
+from race.comparison import Method, compare
 from race.errors import (
     AgentError,
     AttemptError,
@@ -69,6 +70,7 @@ __all__ = [
     "Limits",
     "Link",
     "MachineError",
+    "Method",
     "Metric",
     "ModelError",
     "Package",
@@ -102,6 +104,7 @@ __all__ = [
     "Trajectory",
     "Usage",
     "Verdict",
+    "compare",
     "finals",
     "load",
     "run",

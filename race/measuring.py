@@ -1,7 +1,7 @@
 """Measuring replays: one at a time on a machine, after all agents have ended.
 
-Every sample is a fresh process in a fresh fork of a replay image. Races that share a state folder share one *lane*: a
-lock that the kernel lets go when its holder dies, so no two of them measure at the same moment.
+Every sample is a fresh process in a fresh fork of a replay image. All races on a machine share one *lane*, so no two of
+them measure at the same moment; see `race.lane`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,15 +21,17 @@ import numpy as np
 
 from race.attempt import Attempt, Course, Emit
 from race.errors import AttemptError, Rejected, ScorerError, SpecError
-from race.finals import Entrant, Measure, Rule, Standings, finals
-from race.locking import locked
+from race.finals import Entrant, Measure, Rule, Standing, Standings, finals
+from race.lane import machine_lane
+from race.levels import leveled
 from race.plugins import boundary
 from race.replay import ReplayImage, build
 from race.scoring import Metric, Sample, ScoreContext
 from race.spec import RaceSpec
 from race.statistics.cautions import Caution
 from race.submission import Submission
-from race.verdict import MetricResult
+from race.surroundings import Surroundings, surroundings
+from race.verdict import Circumstances, MetricResult
 
 TIME_UNITS = frozenset({"ns", "us", "µs", "ms", "s", "sec", "seconds", "min", "h"})
 """Units whose values are times."""
@@ -59,11 +61,9 @@ class Measured:
         return {s.name for s in self.standings.entrants}
 
 
-@asynccontextmanager
-async def lane(home: Path, emit: Emit) -> AsyncIterator[None]:
-    """Hold the machine's measuring lane."""
-    async with locked(home / "lane.lock", lambda: emit("lane.waiting")):
-        yield
+def lane(emit: Emit) -> AbstractAsyncContextManager[None]:
+    """Hold the machine's measuring lane, and say so if it has to be waited for."""
+    return machine_lane(lambda: emit("lane.waiting"))
 
 
 async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) -> dict[str, MetricResult]:
@@ -82,7 +82,7 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
     emit("base.progress", text="measuring the base")
     image = await _base_image(course)
     try:
-        async with lane(course.home, course.emit):
+        async with lane(course.emit):
             for name, metric in metrics:
                 try:
                     sample = await measure_once(image, name, metric, ScoreContext(name, "base"))
@@ -109,18 +109,25 @@ async def run_finals(
     arms = _Arms({"base": image, **{a.name: a.image for a in attempts if a.image is not None}}, course.emit)
     entrants = [Entrant("base"), *(Entrant(a.name, change_size(a.submission)) for a in attempts)]
     name, metric = metrics[0]
-    async with lane(course.home, course.emit):
+    async with lane(course.emit):
         names = [e.name for e in entrants]
         course.emit("finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit)
         rng = np.random.default_rng(int.from_bytes(os.urandom(8)))
-        standings = await finals(entrants, arms.measure_with(name, metric), rule(course.spec, metric), rng)
+        held = rule(course.spec, metric)
+        standings = await finals(entrants, arms.measure_with(name, metric), held, rng)
         for other, secondary in metrics[1:]:
             await arms.measure_rounds(other, secondary, rng)
-    base_results = {name: result(standings["base"].values, metric.unit)}
+
+    def shown(standing: Standing) -> MetricResult:
+        around = tuple(c for number, c in arms.seen[name].get(standing.name, ()) if number >= held.warmup)
+        made = leveled(result(standing.values, metric.unit), standing, held)
+        return made.model_copy(update={"circumstances": around})
+
+    base_results = {name: shown(standings["base"])}
     for attempt in attempts:
         standing = standings[attempt.name]
         if standing.values:
-            attempt.metrics[name] = result(standing.values, metric.unit)
+            attempt.metrics[name] = shown(standing)
         if attempt.name in arms.broken:
             attempt.end("failed", arms.broken[attempt.name])
         elif standing.state == "rejected":
@@ -129,7 +136,7 @@ async def run_finals(
         for arm, values in arms.values[other].items():
             target = base_results if arm == "base" else next(a for a in attempts if a.name == arm).metrics
             target[other] = result(values, secondary.unit)
-    return Measured(standings, name, base_results, [_sentence(c) for c in standings.warnings])
+    return Measured(standings, name, base_results, [sentence(c) for c in standings.warnings])
 
 
 class _Arms:
@@ -140,6 +147,7 @@ class _Arms:
         self._emit = emit
         self.broken: dict[str, str] = {}
         self.values: dict[str, dict[str, list[float]]] = {}
+        self.seen: dict[str, dict[str, list[tuple[int, Circumstances]]]] = {}
 
     def measure_with(self, scorer: str, metric: Metric) -> Measure:
         """What the finals call for each sample. A scorer that breaks on one candidate costs that one its place."""
@@ -154,6 +162,10 @@ class _Arms:
                     raise
                 self.broken[arm] = str(e)
                 raise Rejected(str(e)) from e
+            around = surroundings()
+            self.seen.setdefault(scorer, {}).setdefault(arm, []).append(
+                (number, circumstances(sample, around))
+            )
             self._emit(
                 "finals.sample",
                 "" if arm == "base" else arm,
@@ -163,6 +175,10 @@ class _Arms:
                 value=sample.value,
                 wait=sample.wait,
                 seconds=sample.seconds,
+                cpu=sample.cpu,
+                load=around.load,
+                running=around.running,
+                mhz=around.mhz,
             )
             return sample
 
@@ -182,7 +198,15 @@ class _Arms:
                 found.setdefault(str(arm), []).append(sample.value)
 
 
-def _sentence(caution: Caution) -> str:
+def circumstances(sample: Sample, around: Surroundings) -> Circumstances:
+    """What the machine did while a sample was taken, as the verdict keeps it."""
+    return Circumstances(
+        wait=sample.wait, cpu_seconds=sample.cpu, seconds=sample.seconds, load=around.load, mhz=around.mhz
+    )
+
+
+def sentence(caution: Caution) -> str:
+    """A warning and its advice, for people."""
     who = f"{caution.entrant}: " if caution.entrant else ""
     return f"{who}{caution.detail}; {caution.advice}"
 

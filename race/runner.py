@@ -23,6 +23,7 @@ from race.conclusion import verdict as make_verdict
 from race.errors import MachineError, RaceError, SandboxError
 from race.home import home as default_home
 from race.measuring import Measured, measure_base, run_finals
+from race.pictures import svg
 from race.sandbox import Sandbox
 from race.spec import RaceSpec
 from race.store import Event, Store, owner
@@ -221,5 +222,8 @@ class _Race:
             warnings=tuple(self.warnings),
         )
         self.store.finish(verdict)
-        (self.store.folder(self.id) / "verdict.json").write_text(verdict.model_dump_json(indent=2) + "\n")
+        folder = self.store.folder(self.id)
+        (folder / "verdict.json").write_text(verdict.model_dump_json(indent=2) + "\n")
+        if self.measured is not None:
+            (folder / "samples.svg").write_text(svg(verdict), "utf-8")
         return verdict

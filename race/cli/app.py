@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from race.cli import machine, races, sandboxes
+from race.cli import machine, measure, races, sandboxes
 from race.cli.running import INTERRUPTED, InterruptedRunError, status_of, tell
 from race.errors import RaceError
 
@@ -46,6 +46,7 @@ def _options(
 
 
 races.register(app)
+measure.register(app)
 machine.register(app)
 app.add_typer(sandboxes.app, name="sandbox")
 
