@@ -19,6 +19,7 @@ from race.base import Base
 from race.bash import Bash
 from race.capture import capture
 from race.errors import AgentError, AttemptError, LimitReached, Rejected, SandboxError, ScorerError
+from race.flaking import is_repeatable, repeated
 from race.handoff import deposit
 from race.plugins import boundary
 from race.replay import ReplayImage, build, task_of
@@ -251,6 +252,10 @@ async def _judge(course: Course, attempt: Attempt, image: ReplayImage) -> None:
                 score: Any = await gate.score(replay, context)
                 if not isinstance(score, Score):
                     raise TypeError(f"score() returned {type(score).__name__}, not a Score")
+        if not score.passed and is_repeatable(gate, score):
+            score = await repeated(course, attempt.name, image, name, gate, score)
+            if score.passed:
+                attempt.reasons.append(f"{name}: {score.reason}")
         attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason)
         course.emit("attempt.gate", attempt.name, gate=name, passed=score.passed, reason=score.reason)
         if not score.passed:

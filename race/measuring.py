@@ -24,12 +24,13 @@ from race.errors import AttemptError, Rejected, ScorerError, SpecError
 from race.finals import Entrant, Measure, Rule, Standing, Standings, finals
 from race.lane import machine_lane
 from race.levels import leveled
+from race.paired import Ratio, paired, paired_workloads
 from race.plugins import boundary
 from race.replay import ReplayImage, build
 from race.scoring import Metric, Sample, ScoreContext
 from race.spec import RaceSpec
 from race.statistics.cautions import Caution
-from race.submission import Submission
+from race.submission import Submission, printable
 from race.surroundings import Surroundings, surroundings
 from race.verdict import Circumstances, MetricResult
 
@@ -73,6 +74,11 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
         SpecError: a metric has no number even for the unchanged project.
     """
     spec, base, emit = course.spec, course.base, course.emit
+    for name in spec.finals.no_worse:
+        if name not in (secondary := [n for n, _ in metrics[1:]]):
+            known_ones = ", ".join(secondary) or "none"
+            place = spec.place("finals", "no_worse", name)
+            raise SpecError(f"{place}: names no metric besides the one that decides; known: {known_ones}")
     known = course.home / "bases" / base.key / f"baseline-{_tables_key(spec)}.json"
     if base.cached and (found := _kept(known)) is not None:
         return found
@@ -114,17 +120,30 @@ async def run_finals(
         course.emit("finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit)
         rng = np.random.default_rng(int.from_bytes(os.urandom(8)))
         held = rule(course.spec, metric)
-        standings = await finals(entrants, arms.measure_with(name, metric), held, rng)
-        for other, secondary in metrics[1:]:
+        constrained = course.spec.finals.no_worse
+        for other, secondary in [m for m in metrics[1:] if m[0] in constrained]:
+            await arms.measure_rounds(other, secondary, rng)
+            _exclude_worse(attempts, arms, other, secondary, constrained[other])
+        entrants = [e for e in entrants if e.name == "base" or _of(attempts, e.name).eligible]
+        measure = _remembering(arms.measure_with(name, metric))
+        standings = await finals(entrants, measure, held, rng)
+        # Who wins is asked again without one that is excluded; what was measured is not measured again.
+        while worse := _worse_workload(standings, arms, name, metric, course.spec.finals.no_workload_worse):
+            _of(attempts, worse[0]).end("ineligible", f"{name}: {worse[1]}")
+            entrants = [e for e in entrants if e.name != worse[0]]
+            standings = await finals(entrants, measure, held, rng)
+        for other, secondary in [m for m in metrics[1:] if m[0] not in constrained]:
             await arms.measure_rounds(other, secondary, rng)
 
     def shown(standing: Standing) -> MetricResult:
         around = tuple(c for number, c in arms.seen[name].get(standing.name, ()) if number >= held.warmup)
         made = leveled(result(standing.values, metric.unit), standing, held)
-        return made.model_copy(update={"circumstances": around})
+        ratios = arms.workloads(name, standing.name, metric) if standing.name != "base" else {}
+        shares = {printable(workload): ratio.estimate for workload, ratio in ratios.items()}
+        return made.model_copy(update={"circumstances": around, "workloads": shares})
 
     base_results = {name: shown(standings["base"])}
-    for attempt in attempts:
+    for attempt in filter(lambda a: a.eligible, attempts):
         standing = standings[attempt.name]
         if standing.values:
             attempt.metrics[name] = shown(standing)
@@ -134,9 +153,62 @@ async def run_finals(
             attempt.end("ineligible", f"{name}: {standing.reason}")
     for other, secondary in metrics[1:]:
         for arm, values in arms.values[other].items():
-            target = base_results if arm == "base" else next(a for a in attempts if a.name == arm).metrics
+            target = base_results if arm == "base" else _of(attempts, arm).metrics
             target[other] = result(values, secondary.unit)
     return Measured(standings, name, base_results, [sentence(c) for c in standings.warnings])
+
+
+def _of(attempts: Sequence[Attempt], name: str) -> Attempt:
+    return next(a for a in attempts if a.name == name)
+
+
+def _remembering(measure: Measure) -> Measure:
+    """A measure that gives its answers again, in their order for each entrant, when the finals are held once more."""
+    known: dict[tuple[str, int], Sample] = {}
+
+    async def again(entrant: Entrant, number: int, seed: int) -> Sample:
+        key = entrant.name, number
+        if key not in known:
+            known[key] = await measure(entrant, number, seed)
+        return known[key]
+
+    return again
+
+
+def _exclude_worse(
+    attempts: Sequence[Attempt], arms: _Arms, name: str, metric: Metric, allowed: float
+) -> None:
+    """End every attempt for which a metric is worse than for the base by more than is allowed, or has no number."""
+    values = arms.values[name]
+    for attempt in attempts:
+        if attempt.name in arms.broken:
+            attempt.end("failed", arms.broken[attempt.name])
+        elif not values.get(attempt.name):
+            attempt.end("ineligible", f"{name}: has no number, but must not be worse than for the base")
+        elif (ratio := paired(values.get("base", ()), values[attempt.name], metric.goal)).is_worse(allowed):
+            attempt.metrics[name] = result(values[attempt.name], metric.unit)
+            attempt.end(
+                "ineligible",
+                f"{name}: {1 / ratio.estimate - 1:.1%} worse than the base, where {allowed:.1%} is allowed",
+            )
+
+
+def _worse_workload(
+    standings: Standings, arms: _Arms, name: str, metric: Metric, allowed: float | None
+) -> tuple[str, str] | None:
+    """The winner and its worst workload, if that is worse than for the base by more than is allowed."""
+    if standings.winner is None or allowed is None:
+        return None
+    ratios = arms.workloads(name, standings.winner, metric)
+    bad = {workload: r for workload, r in ratios.items() if r.is_worse(allowed)}
+    if not bad:
+        return None
+    worst = min(bad, key=lambda workload: bad[workload].estimate)
+    share = 1 / bad[worst].estimate - 1
+    return (
+        standings.winner,
+        f"the workload {printable(worst)!r} is {share:.1%} worse than for the base, where {allowed:.1%} is allowed",
+    )
 
 
 class _Arms:
@@ -148,6 +220,14 @@ class _Arms:
         self.broken: dict[str, str] = {}
         self.values: dict[str, dict[str, list[float]]] = {}
         self.seen: dict[str, dict[str, list[tuple[int, Circumstances]]]] = {}
+        self.parts: dict[str, dict[str, dict[int, Mapping[str, float]]]] = {}
+
+    def workloads(self, scorer: str, arm: str, metric: Metric) -> dict[str, Ratio]:
+        """How many times better than the base each workload is, from the rounds in which both were measured."""
+        parts = self.parts.get(scorer, {})
+        base, mine = parts.get("base", {}), parts.get(arm, {})
+        both = [number for number in base if number in mine and base[number] and mine[number]]
+        return paired_workloads([base[n] for n in both], [mine[n] for n in both], metric.goal)
 
     def measure_with(self, scorer: str, metric: Metric) -> Measure:
         """What the finals call for each sample. A scorer that breaks on one candidate costs that one its place."""
@@ -163,6 +243,7 @@ class _Arms:
                 self.broken[arm] = str(e)
                 raise Rejected(str(e)) from e
             around = surroundings()
+            self.parts.setdefault(scorer, {}).setdefault(arm, {})[number] = sample.parts
             self.seen.setdefault(scorer, {}).setdefault(arm, []).append(
                 (number, circumstances(sample, around))
             )
@@ -224,6 +305,8 @@ async def measure_once(image: ReplayImage, name: str, metric: Metric, context: S
             sample: object = await metric.measure(replay, context)
             if not isinstance(sample, Sample):
                 raise TypeError(f"measure() returned {type(sample).__name__}, not a Sample")
+    if is_linear(metric) and math.isfinite(sample.value) and sample.value >= 0:
+        return sample if sample.seconds else replace(sample, seconds=time.monotonic() - began)
     if not (math.isfinite(sample.value) and sample.value > 0):
         raise Rejected(f"the scorer {name!r} gave {sample.value}, which is not a finite number above zero")
     return sample if sample.seconds else replace(sample, seconds=time.monotonic() - began)
@@ -238,7 +321,7 @@ def result(values: Sequence[float], unit: str) -> MetricResult:
         value=middle,
         unit=unit,
         samples=tuple(float(v) for v in data),
-        spread=float((high - low) / 2 / middle),
+        spread=float((high - low) / 2 / middle) if middle > 0 else 0.0,
     )
 
 
@@ -254,10 +337,18 @@ def rule(spec: RaceSpec, metric: Metric) -> Rule:
     return Rule.of(
         table.mode,
         goal=metric.goal,
-        timelike=is_timelike(metric.unit),
+        scale="linear" if is_linear(metric) else "log",
+        timelike=is_timelike(metric.unit) and not is_linear(metric),
         require_improvement=table.require_improvement,
         **{k: v for k, v in given.items() if v is not None},
     )
+
+
+def is_linear(metric: Metric) -> bool:
+    """Whether a metric says by its attribute ``scale = "linear"`` that its values are scores or shares, of which
+    differences count: they may be 0, and the indifference is in their unit.
+    """
+    return getattr(metric, "scale", "log") == "linear"
 
 
 def is_timelike(unit: str) -> bool:
