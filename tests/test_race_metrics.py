@@ -149,7 +149,7 @@ async def test_a_test_that_flakes(
 @pytest.mark.anyio
 async def test_instructions_and_memory(tmp_path: Path, home: Path) -> None:
     place = project(tmp_path)
-    (place / "work.sh").write_text("i=0; while [ $i -lt $(cat value.txt)0 ]; do i=$((i+1)); done\n")
+    (place / "work.sh").write_text("read n <value.txt; i=0; while [ $i -lt ${n}0 ]; do i=$((i+1)); done\n")
     scorers = [
         {"use": "command", "name": "count", "run": "sh work.sh", "measure": "instructions"},
         {"use": "command", "name": "memory", "run": "sh work.sh", "measure": "memory"},
