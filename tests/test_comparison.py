@@ -215,7 +215,7 @@ def test_agrees_with_hyperfine(command: str, tmp_path: Path, capsys: pytest.Capt
     theirs = json.loads(file.read_text())["results"][0]
     race_command(["measure", "--base", command, command, "--json"])
     ours = json.loads(capsys.readouterr().out)["base"]["metrics"]["time"]
-
-    samples = ours["samples"]
-    assert min(samples) <= theirs["mean"] + theirs["stddev"]
-    assert max(samples) >= theirs["mean"] - theirs["stddev"]
+    # hyperfine takes off what starting a shell costs, and not the waits; ours has the waits off in the level only. On a
+    # quiet machine all of it is one; on a busy one theirs lies between our level and our samples.
+    assert ours["low"] <= theirs["mean"] + theirs["stddev"]
+    assert max(ours["samples"]) >= theirs["mean"] - theirs["stddev"]
