@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import anyio
 import anyio.to_thread
@@ -28,14 +28,13 @@ from race.errors import (
     ModelError,
     Rejected,
     SandboxError,
-    ScorerError,
 )
+from race.flaking import ask, is_repeatable, repeated
 from race.gateway import Account, Budget, Gateway
 from race.handoff import deposit
 from race.history import AttemptHistory, FinalsHistory
 from race.journal import DivergedError, Journal, Kept
 from race.kept import keep_submission, keep_trajectory, kept_submission, kept_trajectory
-from race.moved import moved
 from race.plugins import boundary
 from race.project import is_left_over
 from race.replay import ReplayImage, build, task_of
@@ -483,13 +482,11 @@ async def _judge(course: Course, attempt: Attempt, image: ReplayImage) -> None:
                 return
             continue
         context = ScoreContext(name, attempt.name, baseline=course.baselines.get(name))
-        async with image.replay() as replay:
-            with boundary(ScorerError, f"scorer {name!r}"):
-                score: Any = await gate.score(replay, context)
-                if not isinstance(score, Score):
-                    raise TypeError(f"score() returned {type(score).__name__}, not a Score")
-            if score.passed and (changed := await moved(replay)):
-                score = Score(passed=False, reason=changed)
+        score = await ask(image, name, gate, context)
+        if is_repeatable(score):
+            score = await repeated(course, attempt.name, image, name, gate, score)
+            if score.passed:
+                attempt.reasons.append(f"{name}: {score.reason}")
         attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason)
         course.emit("attempt.gate", attempt.name, gate=name, passed=score.passed, reason=score.reason)
         if not score.passed:

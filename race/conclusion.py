@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from race.attempt import Attempt
 from race.finals import Standing
@@ -12,6 +13,7 @@ from race.machine import described
 from race.measuring import Measured, change_size
 from race.sandbox import File
 from race.spec import RaceSpec
+from race.statistics.standings import Why
 from race.submission import Submission, printable
 from race.verdict import (
     AttemptUsage,
@@ -22,6 +24,15 @@ from race.verdict import (
     Speedup,
     Verdict,
 )
+
+HOW: Final[Mapping[Why, str]] = {
+    "decided": "the measurements decide it",
+    "practical tie": "a tie within the indifference zone; the smallest change wins",
+    "budget": "the best when the budget for measuring was spent; not beyond doubt",
+    "only candidate": "the only eligible attempt that could be measured",
+    "nobody better": "the best of the eligible",
+}
+"""How the measurements ended, for people, when there is a winner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +66,7 @@ def conclude(spec: RaceSpec, attempts: Sequence[Attempt], measured: Measured | N
     standings = measured.standings
     if standings.winner is None:
         return Conclusion(reason=_nobody(spec))
-    how = {
-        "decided": "the measurements decide it",
-        "practical tie": "a tie within the indifference zone; the smallest change wins",
-        "budget": "the best when the budget for measuring was spent; not beyond doubt",
-        "only candidate": "the only eligible attempt that could be measured",
-        "nobody better": "the best of the eligible",
-    }
-    return Conclusion(standings.winner, standings.tied_with, standings.confidence, how[standings.why])
+    return Conclusion(standings.winner, standings.tied_with, standings.confidence, HOW[standings.why])
 
 
 def _nobody(spec: RaceSpec) -> str:

@@ -1,43 +1,38 @@
 """Measuring replays: one at a time on a machine, after all agents have ended.
 
-Every sample is a fresh process in a fresh fork of a replay image. Races that share a state folder share one *lane*: a
-lock that the kernel lets go when its holder dies, so no two of them measure at the same moment.
+Every sample is a fresh process in a fresh fork of a replay image. All races on a machine share one *lane*, so no two of
+them measure at the same moment; see `race.lane`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import anyio
 import numpy as np
 
+from race.arms import Arms, is_linear, measure_once
 from race.attempt import Attempt, Course, Emit
-from race.errors import AttemptError, Rejected, ScorerError, SpecError
-from race.finals import Entrant, Measure, Rule, Standings, finals
-from race.history import FinalsHistory, PastSample
-from race.locking import locked
-from race.moved import moved
-from race.plugins import boundary
+from race.errors import Rejected, SpecError
+from race.finals import Entrant, Measure, Rule, Standing, Standings, finals
+from race.lane import machine_lane
+from race.levels import leveled
+from race.paired import paired
 from race.replay import ReplayImage, build
 from race.scoring import Metric, Sample, ScoreContext
 from race.spec import RaceSpec
 from race.statistics.cautions import Caution
-from race.submission import Submission
+from race.submission import Submission, printable
 from race.verdict import MetricResult
 
 TIME_UNITS = frozenset({"ns", "us", "µs", "ms", "s", "sec", "seconds", "min", "h"})
 """Units whose values are times."""
-SECONDARY_ROUNDS = 3
-"""How often the metrics that do not decide are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +57,9 @@ class Measured:
         return {s.name for s in self.standings.entrants}
 
 
-@asynccontextmanager
-async def lane(home: Path, emit: Emit) -> AsyncGenerator[None]:
-    """Hold the machine's measuring lane."""
-    async with locked(home / "lane.lock", lambda: emit("lane.waiting")):
-        yield
+def lane(emit: Emit) -> AbstractAsyncContextManager[None]:
+    """Hold the machine's measuring lane, and say so if it has to be waited for."""
+    return machine_lane(lambda: emit("lane.waiting"))
 
 
 async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) -> dict[str, MetricResult]:
@@ -76,6 +69,11 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
         SpecError: a metric has no number even for the unchanged project.
     """
     spec, base, emit = course.spec, course.base, course.emit
+    for name in spec.finals.no_worse:
+        if name not in (secondary := [n for n, _ in metrics[1:]]):
+            known_ones = ", ".join(secondary) or "none"
+            place = spec.place("finals", "no_worse", name)
+            raise SpecError(f"{place}: names no metric besides the one that decides; known: {known_ones}")
     known = course.home / "bases" / base.key / f"baseline-{tables_key(spec)}.json"
     if base.cached and (found := _kept(known)) is not None:
         return found
@@ -85,7 +83,7 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
     emit("base.progress", text="measuring the base")
     image = await base_image(course)
     try:
-        async with lane(course.home, course.emit):
+        async with lane(course.emit):
             for name, metric in metrics:
                 try:
                     sample = await measure_once(image, name, metric, ScoreContext(name, "base"))
@@ -110,10 +108,10 @@ async def run_finals(
     """
     image = await base_image(course)
     images = {"base": image, **{a.name: a.image for a in attempts if a.image is not None}}
-    arms = _Arms(images, course.emit, course.finals)
+    arms = Arms(images, course.emit, course.finals)
     entrants = [Entrant("base"), *(Entrant(a.name, change_size(a.submission)) for a in attempts)]
     name, metric = metrics[0]
-    async with lane(course.home, course.emit):
+    async with lane(course.emit):
         names = [e.name for e in entrants]
         known = course.finals
         if known.entrants == names:
@@ -126,128 +124,103 @@ async def run_finals(
                 "finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit, seed=seed
             )
         rng = np.random.default_rng(seed)
-        standings = await finals(entrants, arms.measure_with(name, metric), rule(course.spec, metric), rng)
-        for other, secondary in metrics[1:]:
+        held = rule(course.spec, metric)
+        constrained = course.spec.finals.no_worse
+        for other, secondary in [m for m in metrics[1:] if m[0] in constrained]:
             await arms.measure_rounds(other, secondary, rng)
-    base_results = {name: result(standings["base"].values, metric.unit)}
-    for attempt in attempts:
+            _exclude_worse(attempts, arms, other, secondary, constrained[other])
+        entrants = [e for e in entrants if e.name == "base" or _of(attempts, e.name).eligible]
+        measure = _remembering(arms.measure_with(name, metric))
+        standings = await finals(entrants, measure, held, rng)
+        # Who wins is asked again without one that is excluded; what was measured is not measured again.
+        while worse := _worse_workload(standings, arms, name, metric, course.spec.finals.no_workload_worse):
+            _of(attempts, worse[0]).end("ineligible", f"{name}: {worse[1]}")
+            entrants = [e for e in entrants if e.name != worse[0]]
+            standings = await finals(entrants, measure, held, rng)
+        for other, secondary in [m for m in metrics[1:] if m[0] not in constrained]:
+            await arms.measure_rounds(other, secondary, rng)
+
+    def shown(standing: Standing) -> MetricResult:
+        around = tuple(c for number, c in arms.seen[name].get(standing.name, ()) if number >= held.warmup)
+        made = leveled(result(standing.values, metric.unit), standing, held)
+        ratios = arms.workloads(name, standing.name, metric) if standing.name != "base" else {}
+        shares = {printable(workload): ratio.estimate for workload, ratio in ratios.items()}
+        return made.model_copy(update={"circumstances": around, "workloads": shares})
+
+    # Where everybody else was turned away at once, the base was not measured either.
+    base_results = {name: shown(standings["base"])} if standings["base"].values else {}
+    for attempt in filter(lambda a: a.eligible, attempts):
         standing = standings[attempt.name]
         if standing.values:
-            attempt.metrics[name] = result(standing.values, metric.unit)
+            attempt.metrics[name] = shown(standing)
         if attempt.name in arms.broken:
             attempt.end("failed", arms.broken[attempt.name])
         elif standing.state == "rejected":
             attempt.end("ineligible", f"{name}: {standing.reason}")
     for other, secondary in metrics[1:]:
         for arm, values in arms.values[other].items():
-            target = base_results if arm == "base" else next(a for a in attempts if a.name == arm).metrics
+            target = base_results if arm == "base" else _of(attempts, arm).metrics
             target[other] = result(values, secondary.unit)
-    return Measured(standings, name, base_results, [_sentence(c) for c in standings.warnings])
+    return Measured(standings, name, base_results, [sentence(c) for c in standings.warnings])
 
 
-class _Arms:
-    """The replay images that are measured, by name."""
+def _of(attempts: Sequence[Attempt], name: str) -> Attempt:
+    return next(a for a in attempts if a.name == name)
 
-    def __init__(self, images: Mapping[str, ReplayImage], emit: Emit, past: FinalsHistory) -> None:
-        self._images = images
-        self._emit = emit
-        self._past = past
-        self._of_base: dict[str, Sample] = {}
-        self.broken: dict[str, str] = {}
-        self.values: dict[str, dict[str, list[float]]] = {}
 
-    def measure_with(self, scorer: str, metric: Metric) -> Measure:
-        """What the finals call for each sample. A scorer that breaks on one candidate costs that one its place."""
+def _remembering(measure: Measure) -> Measure:
+    """A measure that gives its answers again, in their order for each entrant, when the finals are held once more."""
+    known: dict[tuple[str, int], Sample] = {}
 
-        async def measure(entrant: Entrant, number: int, seed: int) -> Sample:
-            arm = entrant.name
-            if (past := self._past.take(scorer, arm, number)) is not None:
-                return self._known(scorer, arm, past)
-            context = ScoreContext(scorer, arm, number, seed, self._of_base.get(scorer))
-            try:
-                sample = await measure_once(self._images[arm], scorer, metric, context)
-            except (AttemptError, Rejected) as e:
-                if arm == "base":
-                    raise
-                broken = isinstance(e, AttemptError)
-                self._emit(
-                    "finals.rejected",
-                    arm,
-                    scorer=scorer,
-                    base=False,
-                    round=number,
-                    reason=str(e),
-                    broken=broken,
-                )
-                if not broken:
-                    raise
-                self.broken[arm] = str(e)
-                raise Rejected(str(e)) from e
-            if arm == "base":
-                self._of_base[scorer] = sample
-            self._emit(
-                "finals.sample",
-                "" if arm == "base" else arm,
-                scorer=scorer,
-                base=arm == "base",
-                round=number,
-                value=sample.value,
-                wait=sample.wait,
-                seconds=sample.seconds,
+    async def again(entrant: Entrant, number: int, seed: int) -> Sample:
+        key = entrant.name, number
+        if key not in known:
+            known[key] = await measure(entrant, number, seed)
+        return known[key]
+
+    return again
+
+
+def _exclude_worse(
+    attempts: Sequence[Attempt], arms: Arms, name: str, metric: Metric, allowed: float
+) -> None:
+    """End every attempt for which a metric is worse than for the base by more than is allowed, or has no number."""
+    values = arms.values[name]
+    for attempt in attempts:
+        if attempt.name in arms.broken:
+            attempt.end("failed", arms.broken[attempt.name])
+        elif not values.get(attempt.name):
+            attempt.end("ineligible", f"{name}: has no number, but must not be worse than for the base")
+        elif (ratio := paired(values.get("base", ()), values[attempt.name], metric.goal)).is_worse(allowed):
+            attempt.metrics[name] = result(values[attempt.name], metric.unit)
+            attempt.end(
+                "ineligible",
+                f"{name}: {1 / ratio.estimate - 1:.1%} worse than the base, where {allowed:.1%} is allowed",
             )
-            return sample
-
-        return measure
-
-    def _known(self, scorer: str, arm: str, past: PastSample) -> Sample:
-        """What an earlier process measured."""
-        if past.rejected:
-            if past.broken:
-                self.broken[arm] = past.rejected
-            raise Rejected(past.rejected)
-        sample = Sample(past.value, past.wait, past.seconds)
-        if arm == "base":
-            self._of_base[scorer] = sample
-        return sample
-
-    async def measure_rounds(self, scorer: str, metric: Metric, rng: np.random.Generator) -> None:
-        """A metric that is reported and does not decide: a few interleaved rounds of everybody still there."""
-        found = self.values.setdefault(scorer, {})
-        measure = self.measure_with(scorer, metric)
-        for number in range(1, SECONDARY_ROUNDS + 1):
-            seed = int(rng.integers(1 << 32))
-            for arm in rng.permutation([a for a in self._images if a not in self.broken]):
-                try:
-                    sample = await measure(Entrant(str(arm)), number, seed)
-                except Rejected:
-                    continue
-                found.setdefault(str(arm), []).append(sample.value)
 
 
-def _sentence(caution: Caution) -> str:
+def _worse_workload(
+    standings: Standings, arms: Arms, name: str, metric: Metric, allowed: float | None
+) -> tuple[str, str] | None:
+    """The winner and its worst workload, if that is worse than for the base by more than is allowed."""
+    if standings.winner is None or allowed is None:
+        return None
+    ratios = arms.workloads(name, standings.winner, metric)
+    bad = {workload: r for workload, r in ratios.items() if r.is_worse(allowed)}
+    if not bad:
+        return None
+    worst = min(bad, key=lambda workload: bad[workload].estimate)
+    share = 1 / bad[worst].estimate - 1
+    return (
+        standings.winner,
+        f"the workload {printable(worst)!r} is {share:.1%} worse than for the base, where {allowed:.1%} is allowed",
+    )
+
+
+def sentence(caution: Caution) -> str:
+    """A warning and its advice, for people."""
     who = f"{caution.entrant}: " if caution.entrant else ""
     return f"{who}{caution.detail}; {caution.advice}"
-
-
-async def measure_once(image: ReplayImage, name: str, metric: Metric, context: ScoreContext) -> Sample:
-    """One sample, in a fork of its own.
-
-    Raises:
-        Rejected: there is no number.
-        ScorerError: the scorer broke.
-    """
-    async with image.replay() as replay:
-        with boundary(ScorerError, f"scorer {name!r}"):
-            began = time.monotonic()
-            given = cast("object", await metric.measure(replay, context))
-            if not isinstance(given, Sample):
-                raise TypeError(f"measure() returned {type(given).__name__}, not a Sample")
-            sample = given
-            if changed := await moved(replay):
-                raise Rejected(changed)
-    if not (math.isfinite(sample.value) and sample.value > 0):
-        raise Rejected(f"the scorer {name!r} gave {sample.value}, which is not a finite number above zero")
-    return sample if sample.seconds else replace(sample, seconds=time.monotonic() - began)
 
 
 def result(values: Sequence[float], unit: str) -> MetricResult:
@@ -259,7 +232,7 @@ def result(values: Sequence[float], unit: str) -> MetricResult:
         value=middle,
         unit=unit,
         samples=tuple(float(v) for v in data),
-        spread=float((high - low) / 2 / middle),
+        spread=float((high - low) / 2 / middle) if middle > 0 else 0.0,
     )
 
 
@@ -275,7 +248,8 @@ def rule(spec: RaceSpec, metric: Metric) -> Rule:
     return Rule.of(
         table.mode,
         goal=metric.goal,
-        timelike=is_timelike(metric.unit),
+        scale="linear" if is_linear(metric) else "log",
+        timelike=is_timelike(metric.unit) and not is_linear(metric),
         require_improvement=table.require_improvement,
         **{k: v for k, v in given.items() if v is not None},
     )

@@ -234,6 +234,11 @@ class FinalsSpec(_Table):
     """Time for measuring."""
     require_improvement: bool = True
     """Whether a winner must be better than the base."""
+    no_worse: dict[str, Annotated[float, Field(ge=0, lt=10)]] = Field(default_factory=dict)
+    """By the name of a scorer that is a metric: the share by which it may be worse than for the base, such as
+    ``memory = 0.02``. Who is worse cannot win."""
+    no_workload_worse: Annotated[float, Field(ge=0, lt=10)] | None = None
+    """The share by which any one workload of the metric that decides may be worse than for the base."""
 
 
 class KeepSpec(_Table):

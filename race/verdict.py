@@ -21,6 +21,21 @@ class GateResult(_Value):
     reason: str = ""
 
 
+class Circumstances(_Value):
+    """What the machine did while one sample was taken."""
+
+    wait: float = 0.0
+    """Share of the sample's time that the measured processes waited for a processor."""
+    cpu_seconds: float = 0.0
+    """Processor time of the measured processes; 0 if unknown."""
+    seconds: float = 0.0
+    """Wall time as seen from outside."""
+    load: float | None = None
+    """Processes that ran or waited to, over the last minute, for each processor; None if it cannot be read."""
+    mhz: float | None = None
+    """Mean frequency of the processors; None where the machine does not say."""
+
+
 class MetricResult(_Value):
     """What one metric measured of one candidate."""
 
@@ -31,6 +46,17 @@ class MetricResult(_Value):
     """In the order of the rounds; the warm-up is left out."""
     spread: float = 0.0
     """Half the width of the interquartile range over the median."""
+    level: float | None = None
+    """Its value on an undisturbed machine, as fitted; None for a metric that did not decide."""
+    low: float | None = None
+    high: float | None = None
+    """The ends of the 95 % interval of the level; None when there were too few samples for one."""
+    undisturbed: tuple[float, ...] = ()
+    """The samples without the time that was spent waiting for a processor; of a metric that did not decide, none."""
+    circumstances: tuple[Circumstances, ...] = ()
+    """For each sample."""
+    workloads: dict[str, float] = Field(default_factory=dict)
+    """How many times better than the base each workload is, by name, when there are several."""
 
 
 class Speedup(_Value):

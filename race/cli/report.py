@@ -18,6 +18,7 @@ from rich.text import Text
 from race.cli import wording
 from race.cli.patch_text import patch_size, short_diff
 from race.cli.standings_table import in_order, standings_table
+from race.cli.strips import strips
 from race.store import RaceRow
 from race.verdict import AttemptVerdict, Round, Verdict
 
@@ -45,6 +46,9 @@ def report(verdict: Verdict, console: Console, *, diff: bytes | str | None = Non
         console.print()
         console.print(standings_table(verdict, wide=console.width >= _WIDE))
     _section(console, "Rounds", [(f"{r.number}", _round(r)) for r in verdict.lineage])
+    if (drawn := strips(verdict, min(console.width, _WIDE))) is not None:
+        console.print()
+        console.print(drawn)
     _section(console, "Remarks" if winner else "Why nobody won", _reasons(verdict))
     _section(console, "Warnings", [("", Text(wording.one_line(w), style="yellow")) for w in verdict.warnings])
     if winner is not None:
