@@ -39,7 +39,15 @@ class Arms:
         self.seen: dict[str, dict[str, list[tuple[int, Circumstances]]]] = {}
         self.parts: dict[str, dict[str, dict[int, Mapping[str, float]]]] = {}
 
-    def workloads(self, scorer: str, arm: str, metric: Metric) -> dict[str, Ratio]:
+    def cases(self, scorer: str, arm: str) -> dict[str, bool]:
+        """Whether each case passed in more than half of the samples; empty if the parts do not pass or fail."""
+        samples = [p for p in self.parts.get(scorer, {}).get(arm, {}).values() if p]
+        if not samples or any(v not in (0.0, 1.0) for parts in samples for v in parts.values()):
+            return {}
+        names = dict.fromkeys(name for parts in samples for name in parts)
+        return {n: 2 * sum(parts.get(n, 0.0) for parts in samples) > len(samples) for n in names}
+
+    def workloads(self, scorer: str, metric: Metric, arm: str) -> dict[str, Ratio]:
         """How many times better than the base each workload is, from the rounds in which both were measured."""
         parts = self.parts.get(scorer, {})
         base, mine = parts.get("base", {}), parts.get(arm, {})

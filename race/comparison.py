@@ -17,7 +17,7 @@ from race.errors import Rejected, SpecError
 from race.finals import Entrant, Rule, Standing, Standings, finals
 from race.lane import machine_lane
 from race.levels import leveled
-from race.measuring import is_timelike, result, sentence
+from race.measuring import is_timelike, result
 from race.readers import MOST_BYTES, Format, read
 from race.scoring import Goal, Sample
 from race.stopwatch import Stopwatch, Timing, stopwatch
@@ -240,5 +240,5 @@ def _verdict(standings: Standings, run: _Run, rule: Rule, seconds: float) -> Ver
         base=BaseVerdict(metrics=metrics(standings["base"])),
         attempts=tuple(attempt(s) for s in standings.entrants[1:]),
         seconds=seconds,
-        warnings=tuple(sentence(c) for c in standings.warnings),
+        warnings=tuple(c.sentence for c in standings.warnings),
     )

@@ -8,53 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import numpy as np
 
-from race.arms import Arms, is_linear, measure_once
-from race.attempt import Attempt, Course, Emit
+from race.arms import is_linear, measure_once
+from race.attempt import Course, Emit
 from race.errors import Rejected, SpecError
-from race.finals import Entrant, Measure, Rule, Standing, Standings, finals
+from race.finals import Rule
 from race.lane import machine_lane
-from race.levels import leveled
-from race.paired import paired
 from race.replay import ReplayImage, build
-from race.scoring import Metric, Sample, ScoreContext
+from race.scoring import Metric, ScoreContext
 from race.spec import RaceSpec
-from race.statistics.cautions import Caution
-from race.submission import Submission, printable
+from race.submission import Submission
 from race.verdict import MetricResult
 
 TIME_UNITS = frozenset({"ns", "us", "µs", "ms", "s", "sec", "seconds", "min", "h"})
 """Units whose values are times."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What the finals brought.
-
-    Attributes:
-        standings: of the metric that decides.
-        metric: its name.
-        base: what was measured of the base, by metric.
-        warnings: for people.
-    """
-
-    standings: Standings
-    metric: str
-    base: Mapping[str, MetricResult]
-    warnings: list[str]
-
-    @property
-    def names(self) -> set[str]:
-        """Everybody who was measured, the base included."""
-        return {s.name for s in self.standings.entrants}
 
 
 def lane(emit: Emit) -> AbstractAsyncContextManager[None]:
@@ -69,11 +42,7 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
         SpecError: a metric has no number even for the unchanged project.
     """
     spec, base, emit = course.spec, course.base, course.emit
-    for name in spec.finals.no_worse:
-        if name not in (secondary := [n for n, _ in metrics[1:]]):
-            known_ones = ", ".join(secondary) or "none"
-            place = spec.place("finals", "no_worse", name)
-            raise SpecError(f"{place}: names no metric besides the one that decides; known: {known_ones}")
+    check_finals(spec, metrics)
     known = course.home / "bases" / base.key / f"baseline-{tables_key(spec)}.json"
     if base.cached and (found := _kept(known)) is not None:
         return found
@@ -98,129 +67,6 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
             await image.sandbox.delete()
     known.write_text(json.dumps({k: v.model_dump() for k, v in results.items()}))
     return results
-
-
-async def run_finals(
-    course: Course, attempts: Sequence[Attempt], metrics: Sequence[tuple[str, Metric]]
-) -> Measured:
-    """Measure the eligible attempts and the base against each other. Attempts that turn out to have no number end
-    as ineligible, those whose scorer breaks as failed.
-    """
-    image = await base_image(course)
-    images = {"base": image, **{a.name: a.image for a in attempts if a.image is not None}}
-    arms = Arms(images, course.emit, course.finals)
-    entrants = [Entrant("base"), *(Entrant(a.name, change_size(a.submission)) for a in attempts)]
-    name, metric = metrics[0]
-    async with lane(course.emit):
-        names = [e.name for e in entrants]
-        known = course.finals
-        if known.entrants == names:
-            # The same generator and the same samples give the same orders and standings: see `finals`.
-            seed = known.seed
-        else:
-            known.samples.clear()
-            seed = int.from_bytes(os.urandom(8)) >> 1
-            course.emit(
-                "finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit, seed=seed
-            )
-        rng = np.random.default_rng(seed)
-        held = rule(course.spec, metric)
-        constrained = course.spec.finals.no_worse
-        for other, secondary in [m for m in metrics[1:] if m[0] in constrained]:
-            await arms.measure_rounds(other, secondary, rng)
-            _exclude_worse(attempts, arms, other, secondary, constrained[other])
-        entrants = [e for e in entrants if e.name == "base" or _of(attempts, e.name).eligible]
-        measure = _remembering(arms.measure_with(name, metric))
-        standings = await finals(entrants, measure, held, rng)
-        # Who wins is asked again without one that is excluded; what was measured is not measured again.
-        while worse := _worse_workload(standings, arms, name, metric, course.spec.finals.no_workload_worse):
-            _of(attempts, worse[0]).end("ineligible", f"{name}: {worse[1]}")
-            entrants = [e for e in entrants if e.name != worse[0]]
-            standings = await finals(entrants, measure, held, rng)
-        for other, secondary in [m for m in metrics[1:] if m[0] not in constrained]:
-            await arms.measure_rounds(other, secondary, rng)
-
-    def shown(standing: Standing) -> MetricResult:
-        around = tuple(c for number, c in arms.seen[name].get(standing.name, ()) if number >= held.warmup)
-        made = leveled(result(standing.values, metric.unit), standing, held)
-        ratios = arms.workloads(name, standing.name, metric) if standing.name != "base" else {}
-        shares = {printable(workload): ratio.estimate for workload, ratio in ratios.items()}
-        return made.model_copy(update={"circumstances": around, "workloads": shares})
-
-    # Where everybody else was turned away at once, the base was not measured either.
-    base_results = {name: shown(standings["base"])} if standings["base"].values else {}
-    for attempt in filter(lambda a: a.eligible, attempts):
-        standing = standings[attempt.name]
-        if standing.values:
-            attempt.metrics[name] = shown(standing)
-        if attempt.name in arms.broken:
-            attempt.end("failed", arms.broken[attempt.name])
-        elif standing.state == "rejected":
-            attempt.end("ineligible", f"{name}: {standing.reason}")
-    for other, secondary in metrics[1:]:
-        for arm, values in arms.values[other].items():
-            target = base_results if arm == "base" else _of(attempts, arm).metrics
-            target[other] = result(values, secondary.unit)
-    return Measured(standings, name, base_results, [sentence(c) for c in standings.warnings])
-
-
-def _of(attempts: Sequence[Attempt], name: str) -> Attempt:
-    return next(a for a in attempts if a.name == name)
-
-
-def _remembering(measure: Measure) -> Measure:
-    """A measure that gives its answers again, in their order for each entrant, when the finals are held once more."""
-    known: dict[tuple[str, int], Sample] = {}
-
-    async def again(entrant: Entrant, number: int, seed: int) -> Sample:
-        key = entrant.name, number
-        if key not in known:
-            known[key] = await measure(entrant, number, seed)
-        return known[key]
-
-    return again
-
-
-def _exclude_worse(
-    attempts: Sequence[Attempt], arms: Arms, name: str, metric: Metric, allowed: float
-) -> None:
-    """End every attempt for which a metric is worse than for the base by more than is allowed, or has no number."""
-    values = arms.values[name]
-    for attempt in attempts:
-        if attempt.name in arms.broken:
-            attempt.end("failed", arms.broken[attempt.name])
-        elif not values.get(attempt.name):
-            attempt.end("ineligible", f"{name}: has no number, but must not be worse than for the base")
-        elif (ratio := paired(values.get("base", ()), values[attempt.name], metric.goal)).is_worse(allowed):
-            attempt.metrics[name] = result(values[attempt.name], metric.unit)
-            attempt.end(
-                "ineligible",
-                f"{name}: {1 / ratio.estimate - 1:.1%} worse than the base, where {allowed:.1%} is allowed",
-            )
-
-
-def _worse_workload(
-    standings: Standings, arms: Arms, name: str, metric: Metric, allowed: float | None
-) -> tuple[str, str] | None:
-    """The winner and its worst workload, if that is worse than for the base by more than is allowed."""
-    if standings.winner is None or allowed is None:
-        return None
-    ratios = arms.workloads(name, standings.winner, metric)
-    bad = {workload: r for workload, r in ratios.items() if r.is_worse(allowed)}
-    if not bad:
-        return None
-    worst = min(bad, key=lambda workload: bad[workload].estimate)
-    share = 1 / bad[worst].estimate - 1
-    return (
-        standings.winner,
-        f"the workload {printable(worst)!r} is {share:.1%} worse than for the base, where {allowed:.1%} is allowed",
-    )
-
-
-def sentence(caution: Caution) -> str:
-    """A warning and its advice, for people."""
-    who = f"{caution.entrant}: " if caution.entrant else ""
-    return f"{who}{caution.detail}; {caution.advice}"
 
 
 def result(values: Sequence[float], unit: str) -> MetricResult:
@@ -253,6 +99,26 @@ def rule(spec: RaceSpec, metric: Metric) -> Rule:
         require_improvement=table.require_improvement,
         **{k: v for k, v in given.items() if v is not None},
     )
+
+
+def check_finals(spec: RaceSpec, metrics: Sequence[tuple[str, Metric]]) -> None:
+    """See that ``[finals]`` names metrics that can do what is asked of them.
+
+    Raises:
+        SpecError: it does not; the text names the place.
+    """
+    weights = spec.finals.weights
+    deciding = set(weights) if weights else {n for n, _ in metrics[:1]}
+    for key, named, of in (
+        ("weights", weights, [n for n, m in metrics if not is_linear(m)]),
+        ("no_worse", spec.finals.no_worse, [n for n, _ in metrics if n not in deciding]),
+    ):
+        for name in named:
+            if name not in of:
+                what = "whose values are ratios" if key == "weights" else "besides what decides"
+                raise SpecError(
+                    f"{spec.place('finals', key, name)}: names no metric {what}; known: {', '.join(of) or 'none'}"
+                )
 
 
 def is_timelike(unit: str) -> bool:

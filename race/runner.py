@@ -26,12 +26,13 @@ from race.base import Base, prepare, reopen
 from race.calibration import calibrate
 from race.conclusion import Conclusion, conclude
 from race.conclusion import verdict as make_verdict
+from race.deciding import Measured, run_finals
 from race.errors import MachineError, RaceError, SandboxError, SpecError
 from race.gateway import Budget, Gateway, Record, Source, Timeouts
 from race.heartbeat import heartbeat
 from race.history import RaceHistory, history
 from race.home import home as default_home
-from race.measuring import Measured, measure_base, run_finals
+from race.measuring import measure_base
 from race.pictures import svg
 from race.sandbox import SandboxProvider
 from race.slots import Slots

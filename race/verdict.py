@@ -36,6 +36,17 @@ class Circumstances(_Value):
     """Mean frequency of the processors; None where the machine does not say."""
 
 
+class CaseCounts(_Value):
+    """How many of the cases of a metric passed, and how that compares with the base."""
+
+    passed: int
+    total: int
+    gained: int = 0
+    """Cases that pass, and did not for the base."""
+    lost: int = 0
+    """Cases that passed for the base, and do not any more."""
+
+
 class MetricResult(_Value):
     """What one metric measured of one candidate."""
 
@@ -57,6 +68,8 @@ class MetricResult(_Value):
     """For each sample."""
     workloads: dict[str, float] = Field(default_factory=dict)
     """How many times better than the base each workload is, by name, when there are several."""
+    cases: CaseCounts | None = None
+    """When the value is the share of cases that pass."""
 
 
 class Speedup(_Value):
@@ -94,6 +107,8 @@ class AttemptVerdict(_Value):
     gates: dict[str, GateResult] = Field(default_factory=dict)
     metrics: dict[str, MetricResult] = Field(default_factory=dict)
     speedup: Speedup | None = None
+    confirmed: Speedup | None = None
+    """Of the winner: measured once more, with fresh seeds, after it was known to win."""
     p_best: float | None = None
     """Probability that it is the best of all, as far as the samples tell."""
     steps: int = 0
@@ -151,6 +166,8 @@ class Verdict(_Value):
     attempts: tuple[AttemptVerdict, ...] = ()
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    pareto: tuple[str, ...] = ()
+    """With several metrics: the attempts that no other one beats in one of them while it is as good in all others."""
     lineage: tuple[Round, ...] = ()
     """Of a race with several rounds."""
 

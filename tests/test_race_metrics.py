@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from race.errors import SpecError
+from race.errors import Rejected, SpecError
 from race.scoring import FAILED, Replay, Sample, Score, ScoreContext
 from tests.racing import SCORERS, project, run, script, spec
 
@@ -75,9 +76,7 @@ async def test_a_workload_must_not_get_much_worse(tmp_path: Path, home: Path) ->
 async def test_a_constraint_on_what_is_no_metric(tmp_path: Path, home: Path) -> None:
     project(tmp_path)
     made = spec(tmp_path, [script("a", "true")], finals={"no_worse": {"memry": 0.1}})
-    with pytest.raises(
-        SpecError, match=r"finals\.no_worse\.memry: names no metric besides the one that decides"
-    ):
+    with pytest.raises(SpecError, match=r"finals\.no_worse\.memry: names no metric besides what decides"):
         await run(home, made)
 
 
@@ -168,24 +167,24 @@ async def test_a_test_that_flakes(
     assert Wavering.answers == {"a": [], "base": []}
 
 
-FLAKY = """import os, unittest
+FLAKY = """import os, status, unittest
 
 class Draws(unittest.TestCase):
     def test_flakes(self):
         self.assertGreater(os.urandom(1)[0], 100)
 
     def test_status(self):
-        self.assertEqual(open("status.txt").read(), "good\\n")
+        self.assertEqual(status.IS, "good")
 """
 
 
 @pytest.mark.anyio
 async def test_a_flaky_test_is_told_from_a_broken_candidate_by_name(tmp_path: Path, home: Path) -> None:
     place = project(tmp_path)
-    (place / "status.txt").write_text("good\n")
+    (place / "status.py").write_text("IS = 'good'\n")
     (place / "test_draws.py").write_text(FLAKY)
     sound = [script(f"sound-{n}", f"echo {n + 1} >value.txt") for n in range(3)]
-    broken = script("broken", "echo bad >status.txt; echo 1 >value.txt")
+    broken = script("broken", "echo IS = 1 >status.py; echo 1 >value.txt")
     scorers = [{"use": "tests", "run": "python -m unittest -q"}, SCORERS[1]]
     verdict = await run(home, spec(tmp_path, [*sound, broken], scorers=scorers, finals={"mode": "quick"}))
     by_name = {a.name: a for a in verdict.attempts}
@@ -193,6 +192,193 @@ async def test_a_flaky_test_is_told_from_a_broken_candidate_by_name(tmp_path: Pa
     assert "test_status" in by_name["broken"].reasons[0]
     # One that fails all of its three draws, with a probability of 0.06, is called broken as well.
     assert sum(by_name[f"sound-{n}"].eligible for n in range(3)) >= 1
+
+
+@pytest.mark.anyio
+async def test_the_winner_is_measured_once_more(tmp_path: Path, home: Path) -> None:
+    project(tmp_path)
+    events: list[Any] = []
+    verdict = await run(
+        home, spec(tmp_path, [script("a", "echo 50 >value.txt"), script("b", "true")]), events
+    )
+    first, second = verdict.attempts
+    assert first.confirmed is not None
+    assert first.speedup is not None
+    assert first.confirmed.vs_base == pytest.approx(2, abs=0.01)
+    assert first.confirmed.low <= 2 <= first.confirmed.high
+    assert second.confirmed is None
+    taken = [e.data["round"] for e in events if e.kind == "finals.sample" and e.attempt == "a"]
+    assert len(taken) == len(first.metrics["benchmark"].samples) + 1 + 2  # a warm-up before, and twice after
+
+
+class Sometimes:
+    """A metric that has no number any more for one attempt after so many rounds."""
+
+    unit = "points"
+    goal = "min"
+    last = 0
+
+    async def measure(self, replay: Replay, context: ScoreContext) -> Sample:
+        if context.attempt == "frail" and context.round > self.last:
+            raise Rejected("it fell apart")
+        return Sample({"base": 100.0, "frail": 10.0}.get(context.attempt, 50.0))
+
+
+@pytest.mark.anyio
+async def test_a_winner_that_fails_when_it_is_measured_once_more_does_not_win(
+    tmp_path: Path, home: Path
+) -> None:
+    project(tmp_path)
+    scorers = [{"use": f"{__name__}:Sometimes", "name": "rate"}]
+    made = spec(tmp_path, [script("frail", "true"), script("sound", "true")], scorers=scorers)
+    Sometimes.last = 99
+    sure = await run(home, made)
+    assert sure.winner == "frail"
+    Sometimes.last = len(sure.attempts[0].metrics["rate"].samples)
+    verdict = await run(home, made)
+    assert verdict.winner == "sound"
+    assert "failed when it was measured once more: it fell apart" in verdict.attempts[0].reasons[0]
+
+
+TWO = [
+    {"use": "benchmark", "name": "time", "run": "cat value.txt", "unit": "points"},
+    {"use": "benchmark", "name": "memory", "run": "cat memory.txt", "unit": "bytes"},
+]
+
+
+@pytest.mark.anyio
+async def test_several_metrics_decide_by_their_weights_and_the_front_is_shown(
+    tmp_path: Path, home: Path
+) -> None:
+    (project(tmp_path) / "memory.txt").write_text("100\n")
+    entries = [
+        script("fast", "echo 40 >value.txt"),  # 2.5 times in the one
+        script("small", "echo 20 >memory.txt"),  # 5 times in the other
+        script("both", "echo 50 >value.txt; echo 50 >memory.txt"),
+        script("less", "echo 60 >value.txt; echo 50 >memory.txt"),
+    ]
+    finals = {"mode": "quick", "weights": {"time": 3, "memory": 1}}
+    verdict = await run(home, spec(tmp_path, entries, scorers=TWO, finals=finals))
+    fast, small, both, _ = verdict.attempts
+    assert verdict.winner == "both"  # 2^(3/4) 2^(1/4) = 2, and 2.5^(3/4) = 1.99 where 5^(1/4) = 1.5
+    assert both.speedup is not None
+    assert both.speedup.vs_base == pytest.approx(2, abs=0.01)
+    assert fast.speedup is not None
+    assert fast.speedup.vs_base == pytest.approx(2.5**0.75, abs=0.01)
+    assert (small.metrics["time"].value, small.metrics["memory"].value) == (100, 20)
+    assert verdict.pareto == ("fast", "small", "both")
+
+
+@pytest.mark.anyio
+async def test_weights_of_what_is_no_metric(tmp_path: Path, home: Path) -> None:
+    project(tmp_path)
+    made = spec(tmp_path, [script("a", "true")], finals={"weights": {"speed": 1}})
+    with pytest.raises(
+        SpecError, match=r"finals\.weights\.speed: names no metric whose values are ratios; known: "
+    ):
+        await run(home, made)
+
+
+CASES = """n=$(cat value.txt); echo '<testsuite>' >report.xml; i=0
+while [ $i -lt 40 ]; do
+  [ $i -lt $n ] && how= || how='<failure/>'
+  echo "<testcase name='c$i'>$how</testcase>" >>report.xml; i=$((i+1))
+done; echo "$(cat extra.txt)</testsuite>" >>report.xml; [ $n -ge 40 ]
+"""
+
+
+@pytest.mark.anyio
+async def test_cases_that_pass_or_fail_are_compared_case_by_case(tmp_path: Path, home: Path) -> None:
+    place = project(tmp_path)
+    (place / "value.txt").write_text("10\n")
+    (place / "extra.txt").write_text("\n")
+    (place / "bench.sh").write_text(CASES)
+    added = "for i in $(seq 99); do echo \"<testcase name='x$i'/>\"; done >extra.txt"
+    entries = [
+        script("much", "echo 34 >value.txt"),
+        script(
+            "more",
+            "echo 37 >value.txt; echo; echo '# longer' >>value.txt; sed -i 2d value.txt; echo >>extra.txt",
+        ),
+        script("little", "echo 12 >value.txt"),  # two of forty are no evidence
+        script("adds", added),  # of its own making
+    ]
+    scorer = {
+        "use": "benchmark",
+        "run": "sh bench.sh",
+        "format": "junit",
+        "file": "report.xml",
+        "goal": "max",
+    }
+    verdict = await run(home, spec(tmp_path, entries, scorers=[scorer]))
+    much, more, little, adds = verdict.attempts
+    assert verdict.base.metrics["benchmark"].value == pytest.approx(0.25)
+    assert verdict.winner == "much"  # three cases do not tell the two apart, and its change is smaller
+    assert verdict.tied_with == ("more",)
+    assert much.metrics["benchmark"].cases is not None
+    assert much.metrics["benchmark"].cases.model_dump() == {
+        "passed": 34,
+        "total": 40,
+        "gained": 24,
+        "lost": 0,
+    }
+    assert "tied with much" in more.reasons[0]
+    assert adds.metrics["benchmark"].value == pytest.approx(0.25)
+    assert little.metrics["benchmark"].cases is not None
+    assert little.metrics["benchmark"].cases.gained == 2
+    alone = await run(home, spec(tmp_path, [entries[2]], scorers=[scorer]))
+    assert alone.winner is None
+
+
+class Behaves:
+    """A metric with a behaviour that a verdict has to warn of."""
+
+    unit = "points"
+    goal = "min"
+    how = ""
+
+    async def measure(self, replay: Replay, context: ScoreContext) -> Sample:
+        drawn = random.Random(f"{context.round} {context.attempt}").uniform(-0.002, 0.002)
+        number = context.round
+        factor = {
+            "bimodal samples": 1.3 if int(10000 * abs(drawn)) % 2 else 1.0,
+            "warm-up": 1 + 0.5 * 0.6**number,
+            "drift": 1 + 0.03 * number,
+            "first sample unlike the rest": 3.0 if number == 0 and context.attempt == "a" else 1.0,
+        }.get(self.how, 1.0)
+        if self.how == "fails" and context.attempt == "a" and number % 5 == 4:
+            raise Rejected("it failed")
+        return Sample(factor * (1 + drawn) * (100 if context.attempt == "base" else 99.3))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "how", ["bimodal samples", "warm-up", "drift", "first sample unlike the rest", "fails"]
+)
+async def test_a_benchmark_that_misbehaves_is_warned_of(tmp_path: Path, home: Path, how: str) -> None:
+    project(tmp_path)
+    Behaves.how = how
+    scorers = [{"use": f"{__name__}:Behaves", "name": "odd"}]
+    finals = {"mode": "standard", "indifference": 0.001}
+    verdict = await run(
+        home, spec(tmp_path, [script("a", "true"), script("b", "true")], scorers=scorers, finals=finals)
+    )
+    if how == "fails":
+        assert "it failed" in verdict.attempts[0].reasons[0]
+    else:
+        assert any(text.startswith(how) for text in verdict.warnings), verdict.warnings
+
+
+@pytest.mark.anyio
+async def test_a_benchmark_that_hangs(tmp_path: Path, home: Path) -> None:
+    project(tmp_path)
+    scorers = [
+        {"use": "benchmark", "run": "[ $(cat value.txt) = 100 ] || sleep 60; cat value.txt", "unit": "points"}
+    ]
+    scorers[0]["timeout"] = 0.5
+    verdict = await run(home, spec(tmp_path, [script("a", "echo 1 >value.txt")], scorers=scorers))
+    assert "timed out" in verdict.attempts[0].reasons[0]
+    assert verdict.winner is None
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")

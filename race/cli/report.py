@@ -41,6 +41,12 @@ def report(verdict: Verdict, console: Console, *, diff: bytes | str | None = Non
     console.print(_headline(verdict, winner))
     if verdict.winner and verdict.decided_by:
         console.print(Text(wording.sentence(verdict.decided_by)))
+    if winner is not None and winner.confirmed is not None:
+        again = winner.confirmed
+        ends = f"{wording.times(again.low)} to {wording.times(again.high)}"
+        console.print(
+            Text(f"Measured once more, with fresh seeds: {wording.times(again.vs_base)} times ({ends}).")
+        )
     console.print(_subtitle(verdict))
     if verdict.attempts:
         console.print()
@@ -49,6 +55,9 @@ def report(verdict: Verdict, console: Console, *, diff: bytes | str | None = Non
     if (drawn := strips(verdict, min(console.width, _WIDE))) is not None:
         console.print()
         console.print(drawn)
+    if verdict.pareto:
+        front = wording.listed([wording.one_line(n) for n in verdict.pareto], 12)
+        _section(console, "Beaten by nobody in all metrics together (the Pareto front)", [("", Text(front))])
     _section(console, "Remarks" if winner else "Why nobody won", _reasons(verdict))
     _section(console, "Warnings", [("", Text(wording.one_line(w), style="yellow")) for w in verdict.warnings])
     if winner is not None:

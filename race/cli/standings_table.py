@@ -108,6 +108,10 @@ def _speedup(attempt: AttemptVerdict, between: str) -> Text:
 def _value(metric: MetricResult | None, between: str) -> Text:
     if metric is None:
         return Text("")
+    if metric.cases is not None:
+        counts = metric.cases
+        moved = f"+{counts.gained} -{counts.lost}" if counts.gained or counts.lost else ""
+        return Text.assemble(f"{counts.passed}/{counts.total}", (f"{between}{moved}" if moved else "", "dim"))
     spread = wording.spread(metric.spread)
     return Text.assemble(
         wording.quantity(metric.value, metric.unit), (f"{between}{spread}" if spread else "", "dim")

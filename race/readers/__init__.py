@@ -13,7 +13,7 @@ from race.errors import Rejected
 from race.readers.json_text import is_list, is_table, json_at, parse
 from race.readers.junit import CaseOutcome, CaseReport, junit
 from race.readers.number import one_number
-from race.readers.reading import MOST_BYTES, Reading, reading
+from race.readers.reading import MOST_BYTES, Reading, shares
 from race.readers.tools import criterion, google_benchmark, hyperfine, pyperf, pytest_benchmark
 
 __all__ = [
@@ -54,7 +54,8 @@ def read(data: bytes, form: Format = "auto", *, path: str = "", source: str = "t
 
     Args:
         data: all of it.
-        form: of the data; ``"auto"`` looks at it. Of ``"junit"`` the one value is how many cases passed.
+        form: of the data; ``"auto"`` looks at it. Of ``"junit"`` each case is a workload, of value 1 if it passed, else
+            0; those that were skipped are left out.
         path: of the number in ``"json"``.
         source: the command or the file, for messages.
 
@@ -70,8 +71,7 @@ def read(data: bytes, form: Format = "auto", *, path: str = "", source: str = "t
         if form == "json":
             return json_at(data, path)
         if form == "junit":
-            report = junit(data)
-            return reading([("passed", [len(report.of("passed"))])], "passed")
+            return shares({n: how == "passed" for n, how in junit(data).cases.items() if how != "skipped"})
         return _TOOLS[form](parse(data))
     except Rejected as e:
         if form == "number":
@@ -84,11 +84,13 @@ def sniff(data: bytes) -> Format:
     """Which format data is in, by its looks.
 
     Raises:
-        Rejected: none that is known.
+        Rejected: none that is known, or one that has to be named, because its values are of another kind.
     """
     start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if start == b"<":
-        return "junit"
+        raise Rejected(
+            'it is XML; for a JUnit report, of cases that pass or fail, set format = "junit" and goal = "max"'
+        )
     if start not in (b"{", b"["):
         return "number"
     document = parse(data)

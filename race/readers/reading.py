@@ -17,6 +17,9 @@ MOST_VALUES: Final = 1_000_000
 """Values in one file."""
 MOST_WORKLOADS: Final = 10_000
 
+PASSED: Final = "passed"
+"""The unit of cases that pass or fail."""
+
 SECONDS: Final[Mapping[str, float]] = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -37,12 +40,15 @@ class Reading:
     """What a benchmark wrote.
 
     Attributes:
-        workloads: the values of each of its benchmarks, by name, in the order of the file; finite and above zero.
+        workloads: the values of each of its benchmarks, by name, in the order of the file; finite and above zero, or
+            of cases that pass or fail 1 and 0.
         unit: of the values; empty when the format does not say.
+        passes: whether these are cases that pass or fail.
     """
 
     workloads: Mapping[str, tuple[float, ...]]
     unit: str = ""
+    passes: bool = False
 
     def values(self, unit: str = "") -> dict[str, float]:
         """One value for each workload, the median of its own.
@@ -58,12 +64,15 @@ class Reading:
 
     def value(self, unit: str = "") -> float:
         """One value for all: the geometric mean over the workloads, so that the ratio of two readings is the geometric
-        mean of their ratios, and no workload counts more for taking longer (Fleming and Wallace 1986).
+        mean of their ratios, and no workload counts more for taking longer (Fleming and Wallace 1986). Of cases that
+        pass or fail, the share of those that passed.
 
         Raises:
             Rejected: as `values`.
         """
         found = self.values(unit)
+        if self.passes:
+            return math.fsum(found.values()) / len(found)
         if len(found) == 1:
             return next(iter(found.values()))
         return math.exp(math.fsum(math.log(v) for v in found.values()) / len(found))
@@ -98,6 +107,17 @@ def reading(workloads: Iterable[tuple[str, Iterable[object]]], unit: str = "") -
     if not kept:
         raise Rejected("there is no benchmark in it")
     return Reading({name: tuple(values) for name, values in kept.items()}, unit)
+
+
+def shares(passed: Mapping[str, bool]) -> Reading:
+    """Cases that passed or failed.
+
+    Raises:
+        Rejected: there is none, or too many.
+    """
+    if not 0 < len(passed) <= MOST_WORKLOADS:
+        raise Rejected(f"{len(passed):,} cases ran in it; from 1 to {MOST_WORKLOADS:,} are read")
+    return Reading({name: (float(how),) for name, how in passed.items()}, PASSED, passes=True)
 
 
 def positive(value: object, where: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -13,6 +14,7 @@ from race.errors import Rejected, SandboxError
 from race.hidden import HiddenFiles, hidden_entries
 from race.readers import MOST_BYTES, Format, read
 from race.readers.json_text import path_steps
+from race.readers.reading import PASSED
 from race.sandbox import ExecResult, Removed
 from race.scoring import Replay, Sample, ScoreContext, must_have_worked, scoring_seed, wait_share
 from race.submission import printable
@@ -37,7 +39,7 @@ class BenchmarkOptions(BaseModel):
     file: str = ""
     """What it writes to, relative to the project's folder; default: standard output."""
     unit: str = "ms"
-    """Of the number, for people."""
+    """Of the number, for people. That of a format which names its own is converted to it."""
     goal: Literal["min", "max"] = "min"
     """Whether less or more is better."""
     timeout: Annotated[float, Field(gt=0)] = 600
@@ -71,6 +73,8 @@ class BenchmarkOptions(BaseModel):
     def _path_and_format(self) -> BenchmarkOptions:
         if (self.format == "json" and not self.path) or (self.path and self.format not in ("auto", "json")):
             raise ValueError('format = "json" and path belong together, and no other format has a path')
+        if self.format == "junit" and self.goal != "max":
+            raise ValueError('format = "junit" is about the share of cases that pass: goal = "max"')
         return self
 
 
@@ -88,8 +92,13 @@ class Benchmark:
 
     @property
     def unit(self) -> str:
-        """As in the race file."""
-        return self._options.unit
+        """As in the race file; of cases that pass or fail, what they are."""
+        return PASSED if self._options.format == "junit" else self._options.unit
+
+    @property
+    def scale(self) -> Literal["log", "linear"]:
+        """Of cases that pass or fail, differences count; of all else, ratios."""
+        return "linear" if self._options.format == "junit" else "log"
 
     @property
     def goal(self) -> Literal["min", "max"]:
@@ -116,7 +125,10 @@ class Benchmark:
         env = {**scoring_seed(context), **options.env}
         await prepare_output(replay, options.file)
         if self._program is None:
-            done = await replay.must_run(options.run, timeout=options.timeout, env=env)
+            done = await replay.run(options.run, timeout=options.timeout, env=env)
+            # A runner of cases that pass or fail says with its status that some fail.
+            if options.format != "junit" or done.timed_out:
+                must_have_worked(done, options.run, options.timeout)
             replaced: list[str] = []
         else:
             done, seen = await witnessed(replay, self._program, timeout=options.timeout, env=env)
@@ -125,14 +137,18 @@ class Benchmark:
             _check(seen, replay, base, options.run)
         output = await written(replay, done, options.file, options.run)
         found = read(output, options.format, path=options.path, source=options.file or options.run)
-        value, parts = found.value(options.unit), found.values(options.unit)
+        value, parts = found.value(self.unit), found.values(self.unit)
+        if found.passes and base is not None and base.parts:
+            # Cases that a submission adds do not count, and those that it takes away fail.
+            parts = {case: parts.get(case, 0.0) for case in base.parts}
+            value = math.fsum(parts.values()) / len(parts)
         return Sample(
             value,
             _wait(value, options.unit, done),
             done.seconds,
             done.usage.cpu_seconds,
             {"replaced": json.dumps(replaced)},
-            parts=parts if len(parts) > 1 else {},
+            parts=parts if len(parts) > 1 or found.passes else {},
         )
 
 
