@@ -38,6 +38,7 @@ class Arms:
         self.values: dict[str, dict[str, list[float]]] = {}
         self.seen: dict[str, dict[str, list[tuple[int, Circumstances]]]] = {}
         self.parts: dict[str, dict[str, dict[int, Mapping[str, float]]]] = {}
+        self.details: dict[str, dict[str, Mapping[str, str]]] = {}
 
     def cases(self, scorer: str, arm: str) -> dict[str, bool]:
         """Whether each case passed in more than half of the samples; empty if the parts do not pass or fail."""
@@ -108,6 +109,7 @@ class Arms:
         if arm == "base":
             self._of_base[scorer] = sample
         self.parts.setdefault(scorer, {}).setdefault(arm, {})[number] = sample.parts
+        self.details.setdefault(scorer, {}).setdefault(arm, sample.details)
         self.seen.setdefault(scorer, {}).setdefault(arm, []).append((number, circumstances(sample, around)))
 
     def _known(self, scorer: str, arm: str, number: int, past: PastSample) -> Sample:

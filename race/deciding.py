@@ -298,7 +298,8 @@ class _Finals:
         for other, metric in self.metrics:
             for arm, values in self.arms.values.get(other, {}).items():
                 target = base_results if arm == "base" else self._of(arm).metrics
-                target[other] = result(values, metric.unit)
+                details = dict(self.arms.details.get(other, {}).get(arm, {}))
+                target[other] = result(values, metric.unit).model_copy(update={"details": details})
         return base_results
 
     def _shown(self, standing: Standing) -> MetricResult:
@@ -312,7 +313,9 @@ class _Finals:
         cases = self._counts(standing.name)
         ratios = {} if standing.name == "base" or cases else self.arms.workloads(name, metric, standing.name)
         shares = {printable(workload): ratio.estimate for workload, ratio in ratios.items()}
-        return made.model_copy(update={"circumstances": around, "workloads": shares, "cases": cases})
+        details = dict(self.arms.details.get(name, {}).get(standing.name, {}))
+        more = {"circumstances": around, "workloads": shares, "cases": cases, "details": details}
+        return made.model_copy(update=more)
 
     def _pareto(self) -> tuple[str, ...]:
         """The attempts that are dominated by no other one."""

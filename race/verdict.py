@@ -68,6 +68,8 @@ class MetricResult(_Value):
     """For each sample."""
     workloads: dict[str, float] = Field(default_factory=dict)
     """How many times better than the base each workload is, by name, when there are several."""
+    details: dict[str, str] = Field(default_factory=dict)
+    """What else the scorer found in the first sample: of ``function``, ``import_ms`` and ``first_call_ms``."""
     cases: CaseCounts | None = None
     """When the value is the share of cases that pass."""
 

@@ -185,12 +185,27 @@ def _winner(console: Console, winner: AttemptVerdict, patch: bytes | None) -> No
     if winner.packages:
         packages = wording.listed([wording.one_line(p) for p in winner.packages], 12)
         console.print(Text(f"  and installed {packages}"))
+    for note in winner.notes:
+        console.print(Text(f"  {wording.one_line(note)}", style="yellow"), soft_wrap=not console.is_terminal)
+    if apart := _apart(winner):
+        console.print(Text(f"  {apart}", style="dim"))
     for changed in short_diff(patch).split("\n") if patch else ():
         shown = Text("  ").append_text(changed)
         if console.is_terminal:
             console.print(shown, no_wrap=True, overflow="ellipsis")
         else:
             console.print(shown, soft_wrap=True)
+
+
+def _apart(winner: AttemptVerdict) -> str:
+    """What a scorer measured apart, such as the time of an import."""
+    found = [
+        f"{wording.one_line(key.removesuffix('_ms').replace('_', ' '))} {wording.one_line(value)} ms"
+        for result in winner.metrics.values()
+        for key, value in result.details.items()
+        if key.endswith("_ms")
+    ]
+    return f"measured apart: {', '.join(found)}" if found else ""
 
 
 def _next(console: Console, verdict: Verdict, winner: AttemptVerdict | None) -> None:
