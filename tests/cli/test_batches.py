@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
