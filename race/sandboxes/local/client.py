@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,19 +13,22 @@ import anyio.to_thread
 
 from race.errors import SandboxError
 from race.sandbox import DEFAULT_OUTPUT_LIMIT, SandboxInfo
-from race.sandboxes.local import changes, exchange, frames, liveness, talk
+from race.sandboxes.local import changes, exchange, frames, liveness, ports, process, talk
 from race.sandboxes.local.cgroups import out_of_memory_kills
 from race.sandboxes.local.command import request as command_request
 from race.sandboxes.local.command import run as run_command
 from race.sandboxes.local.network import check_network, network_environment
+from race.sandboxes.local.process import LocalProcess
 from race.sandboxes.local.reading import read_file
 from race.sandboxes.local.record import Record, check_name
 from race.sandboxes.local.terminal import LocalTerminal, opened
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from race.background import ProcessInfo
     from race.sandbox import Change, Entry, ExecResult, Limits, Network, State
     from race.sandboxes.local.workshop import Workshop
 
@@ -42,20 +44,6 @@ def info_of(record: Record) -> SandboxInfo:
         labels=dict(record.labels),
         created=record.created,
     )
-
-
-def _listening(port: int) -> socket.socket:
-    """A socket on the host's loopback, for a sandbox that shares the host's network."""
-    listener = socket.socket()
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
-        listener.setblocking(False)  # noqa: FBT003 - the library's signature
-    except OSError as error:
-        listener.close()
-        raise SandboxError(f"port {port} of the loopback: {error.strerror}") from error
-    return listener
 
 
 def state_of(record: Record) -> State:
@@ -121,7 +109,7 @@ class LocalSandbox:
         """What is known of it."""
         return info_of(self._record())
 
-    # Commands and files
+    # Commands
 
     async def exec(
         self,
@@ -175,13 +163,43 @@ class LocalSandbox:
     async def listen(self, port: int = 0) -> socket.socket:
         """A socket that listens on the sandbox's own loopback, to be accepted from by the caller, outside."""
         if self._record().network == "full":
-            return _listening(port)
-        async with talk.connected(self._folder, self._name) as connection:
-            talk.tell(connection, self._name, {"do": "listen", "port": port})
-            _, (descriptor,) = await talk.answer(connection, self._name)
-        listener = socket.socket(fileno=descriptor)
-        listener.setblocking(False)  # noqa: FBT003 - the library's signature
-        return listener
+            return ports.listening(port)
+        return await ports.listening_inside(self._folder, self._name, port)
+
+    async def connect(self, port: int) -> socket.socket:
+        """A connection to a port of the sandbox's own loopback."""
+        return await ports.connected(self._folder, self._name, port)
+
+    # Named processes
+
+    async def spawn(
+        self,
+        name: str,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/",
+        env: Mapping[str, str] | None = None,
+    ) -> LocalProcess:
+        """Start a named process, which goes on when its client is gone."""
+        environment = {**self._env, **(env or {})}
+        asked = command_request(
+            command, cwd=cwd, env=environment, timeout=None, merged=True, has_input=True, named=True
+        )
+        return await process.spawned(self._folder, self._name, name, asked)
+
+    async def process(self, name: str) -> LocalProcess:
+        """Attach to a named process, whichever program started it, also when it has ended."""
+        found = LocalProcess(self._folder, self._name, name)
+        await found.info()
+        return found
+
+    async def processes(self) -> list[ProcessInfo]:
+        """The named processes since the sandbox's last start, oldest first."""
+        if state_of(self._record()) == "stopped":
+            return []
+        return await process.all_of(self._folder, self._name)
+
+    # Files
 
     async def write(self, entries: Iterable[Entry]) -> None:
         """Write files, links and directories, and remove paths, in the order given, as the sandbox's root."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from race.sandboxes.local import processes, shim, transfer, wire
 from race.sandboxes.local.jobs import Connection, Drains, Job
+from race.sandboxes.local.named import NamedProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,7 @@ _REAPING = 2.0
 """Seconds to wait for what was killed to be gone before answering anyway."""
 _REAPING_CHECK = 0.003
 _OUT_OF_DESCRIPTORS_PAUSE = 0.01
+_LOOPBACK: dict[int, str] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 _BROKEN = 70
 """How a child exits that could not do its work nor say so (EX_SOFTWARE of sysexits(3))."""
 
@@ -58,6 +60,7 @@ class Server:
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         self._epoll = select.epoll()
         self._drains = Drains(self._epoll)
+        self._named = NamedProcesses(self._epoll, self._answer, self._adopt, self._begin, self._end)
         for descriptor in (listener.fileno(), self._wake):
             self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -75,6 +78,8 @@ class Server:
                         os.read(self._wake, 4096)
                 elif descriptor in self._drains:
                     self._drains.empty(descriptor)
+                elif descriptor in self._named:
+                    self._named.ready(descriptor)
                 elif descriptor in self._connections:
                     self._serve(self._connections[descriptor])
             self._reap()
@@ -98,12 +103,19 @@ class Server:
         except OSError:
             time.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
             return
-        self._connections[accepted.fileno()] = Connection(accepted)
+        self._adopt(accepted)
+
+    def _adopt(self, accepted: socket.socket) -> Connection:
+        connection = Connection(accepted)
+        self._connections[accepted.fileno()] = connection
         self._epoll.register(accepted.fileno(), select.EPOLLIN)
+        return connection
 
     def _serve(self, connection: Connection) -> None:
         try:
-            received = wire.receive(connection.socket)
+            received = wire.receive(connection.socket, wait=False)
+        except BlockingIOError:
+            return
         except (OSError, ValueError):
             received = None
         if received is None:
@@ -123,6 +135,10 @@ class Server:
                 self._answer(connection, {"done": True})
             case "listen":
                 self._listen(connection, message.get("port", PROXY_PORT))
+            case "connect":
+                self._connect(connection, message["port"], message["family"])
+            case "spawn" | "process" | "processes" | "output" | "input" | "wait" | "signal":
+                self._named.serve(connection, message, descriptors)
             case unknown:
                 self._answer(connection, {"error": f"the sandbox does not know how to {unknown!r}"})
 
@@ -151,7 +167,7 @@ class Server:
         deadline = None
         if message["do"] == "exec":
             outputs = 1 if message["merged"] else 2
-            readers = descriptors[outputs : 2 * outputs]
+            readers = [] if message["named"] else descriptors[outputs : 2 * outputs]
             if message["timeout"] is not None:
                 deadline = time.monotonic() + message["timeout"]
         job = Job(readers, deadline)
@@ -324,6 +340,16 @@ class Server:
             self._port = listener
         else:
             listener.close()
+
+    def _connect(self, connection: Connection, port: int, family: int) -> None:
+        """Answer with a socket that is being connected to a port of the sandbox's own loopback."""
+        try:
+            with socket.socket(family) as made:
+                made.setblocking(False)  # noqa: FBT003 - the library's signature
+                made.connect_ex((_LOOPBACK[family], port))  # the caller sees what comes of it
+                self._answer(connection, {"done": True}, [made.fileno()])
+        except (OSError, OverflowError) as error:
+            self._answer(connection, {"error": f"port {port} of the sandbox: {error}"})
 
 
 PROXY_PORT = 3128

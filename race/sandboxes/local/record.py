@@ -68,13 +68,17 @@ class Record(BaseModel):
     """Whether it came to life; if not, and nobody holds its lock, its maker was killed."""
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, whose: str = "sandbox") -> None:
     """Refuse a name that cannot be a sandbox's.
+
+    Args:
+        name: any text.
+        whose: what is to have the name.
 
     Raises:
         SandboxError: it has other characters, or too many.
     """
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise SandboxError(
-            f"{name!r} cannot be a sandbox's name: 1 to 100 letters, digits, '.', '_' or '-', not beginning with '.'"
+            f"{name!r} cannot be a {whose}'s name: 1 to 100 letters, digits, '.', '_' or '-', not beginning with '.'"
         )
