@@ -15,23 +15,15 @@ from race.errors import SandboxError
 from race.sandbox import SandboxSpec
 from race.sandboxes.local import LocalProvider
 from race.sandboxes.local.named import KEPT, Ring
+from tests.sandboxes.waiting import output, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from race.background import Process
     from race.sandbox import Sandbox
 
 pytestmark = pytest.mark.anyio
-
-
-async def _output(process: Process, text: bytes) -> bytes:
-    """What a process has written, once it has written this."""
-    with anyio.fail_after(20):
-        while text not in (seen := await process.read()):  # noqa: ASYNC110 - it is another process that writes
-            await anyio.sleep(0.01)
-    return seen
 
 
 async def test_a_named_process_is_told_of_read_from_and_waited_for(sandbox: Sandbox) -> None:
@@ -55,7 +47,7 @@ async def test_a_named_process_is_told_of_read_from_and_waited_for(sandbox: Sand
 async def test_its_input_can_be_written_to_and_ended(sandbox: Sandbox) -> None:
     made = await sandbox.spawn("cat", ["cat"])
     await made.send(b"hello ")
-    assert await _output(made, b"hello ") == b"hello "
+    assert await output(made, b"hello ") == b"hello "
     assert await made.wait(0.05) is None
     other = await sandbox.process("cat")
     await other.send(b"again\n" * 50_000, end=True)  # more than a pipe holds
@@ -65,7 +57,7 @@ async def test_its_input_can_be_written_to_and_ended(sandbox: Sandbox) -> None:
         await made.send(b"x")
     await made.signal(signal.SIGTERM)  # does nothing
     deaf = await sandbox.spawn("deaf", "exec <&-; echo shut; sleep 100")
-    await _output(deaf, b"shut")
+    await output(deaf, b"shut")
     with pytest.raises(SandboxError, match="closed its input"):
         await deaf.send(b"x")
 
@@ -75,14 +67,14 @@ async def test_a_signal_reaches_all_that_it_started_and_nothing_else(sandbox: Sa
     made = await sandbox.spawn(
         "many", "sleep 2221 & setsid sleep 2222 & (setsid sleep 2223 &); echo up; sleep 2224"
     )
-    await _output(made, b"up")
+    await output(made, b"up")
     await made.signal(signal.SIGTERM)
     assert await made.wait() == -15
     assert (await sandbox.exec("pgrep -a sleep")).stdout.split()[1:] == [b"sleep", b"1111"]
     bomb = await sandbox.spawn(
         "stubborn", "trap '' TERM; sh -c 'trap \"\" TERM; echo up; sleep 3331; sleep 3332'"
     )
-    await _output(bomb, b"up")
+    await output(bomb, b"up")
     await bomb.signal(signal.SIGTERM)
     await bomb.signal(signal.SIGKILL)
     assert await bomb.wait() == -9
@@ -180,9 +172,11 @@ async def test_pid_1_is_not_used_up_by_many(sandbox: Sandbox) -> None:
         for number in range(40):
             group.start_soon(one, number)
     assert len(await sandbox.processes()) == 40
-    with anyio.fail_after(20):
-        while (await sandbox.exec(descriptors)).stdout != there:  # noqa: ASYNC110 - the last shims are not quite gone
-            await anyio.sleep(0.01)
+
+    async def nothing_is_left() -> bool:  # the last shims are not quite gone
+        return (await sandbox.exec(descriptors)).stdout == there
+
+    await until(nothing_is_left)
 
 
 def test_a_ring_keeps_the_last_bytes_whatever_the_pieces(tmp_path: Path) -> None:
@@ -217,7 +211,7 @@ async def test_a_port_of_its_loopback_can_be_connected_to(
     made = await provider.create(SandboxSpec(new_name()))
     server = await made.spawn("server", ["python3", "-c", _SERVE])
     for port in (8002, 8010):  # each version of the protocol
-        await _output(server, b"%d\n" % port)
+        await output(server, b"%d\n" % port)
         with await made.connect(port) as connection:
             connection.send(b"end")
             await anyio.wait_readable(connection)

@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from race.errors import SandboxError
 from race.sandbox import DEFAULT_OUTPUT_LIMIT, SandboxInfo
-from race.sandboxes.local import changes, exchange, frames, liveness, ports, process, talk
+from race.sandboxes.local import changes, exchange, frames, lifetimes, liveness, ports, process, talk
 from race.sandboxes.local.cgroups import out_of_memory_kills
 from race.sandboxes.local.command import request as command_request
 from race.sandboxes.local.command import run as run_command
@@ -43,7 +43,16 @@ def info_of(record: Record) -> SandboxInfo:
         network=record.network,
         labels=dict(record.labels),
         created=record.created,
+        ancestors=record.ancestors,
+        ends=_ends(record),
     )
+
+
+def _ends(record: Record) -> float | None:
+    """When the lifetime of a running sandbox ends, on the clock as it is set now."""
+    if record.lifetime is None or record.init is None or not liveness.alive(record.init):
+        return None
+    return round(time.time() + liveness.started(record.init) + record.lifetime - lifetimes.now(), 2)
 
 
 def state_of(record: Record) -> State:
@@ -80,9 +89,9 @@ class LocalSandbox:
         self._records = workshop.records
         self._name = record.name
         self._created = record.created
-        self._env = {**record.image_env, **network_environment(record.network), **record.env}
-        self._memory_limited = record.limits.memory is not None
         self._folder = self._records.folder(record.name)
+        self._latest = record
+        self._version = (0, 0)
 
     @property
     def name(self) -> str:
@@ -105,6 +114,21 @@ class LocalSandbox:
         async with self._records.locked(self._name, shared=shared) as record:
             yield self._mine(record)
 
+    async def _current(self) -> Record:
+        """Its record as of now, whose network this process serves. Read again only when somebody changed it."""
+        version = self._records.version(self._name)
+        if version != self._version:
+            self._latest = self._record()
+            if liveness.alive(self._latest.init):
+                await self._workshop.gatekeeper.serve(self._folder, self._latest)
+            self._version = version
+        return self._latest
+
+    async def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        """What a command gets, with what the call adds."""
+        record = await self._current()
+        return {**record.image_env, **network_environment(record.network), **record.env, **(env or {})}
+
     async def info(self) -> SandboxInfo:
         """What is known of it."""
         return info_of(self._record())
@@ -126,14 +150,14 @@ class LocalSandbox:
         asked = command_request(
             command,
             cwd=cwd,
-            env={**self._env, **(env or {})},
+            env=await self._environment(env),
             timeout=timeout,
             merged=merge_stderr,
             has_input=stdin is not None,
         )
-        if not self._memory_limited:
+        groups = self._latest.cgroups
+        if self._latest.limits.memory is None:
             return await run_command(self._folder, self._name, asked, stdin, output_limit)
-        groups = self._record().cgroups
         before = out_of_memory_kills(groups)
         done = await run_command(self._folder, self._name, asked, stdin, output_limit)
         return done if out_of_memory_kills(groups) == before else _told_of_memory(done, merged=merge_stderr)
@@ -152,7 +176,7 @@ class LocalSandbox:
         asked = command_request(
             shell if command is None else command,
             cwd=cwd,
-            env={**self._env, **(env or {})},
+            env=await self._environment(env),
             timeout=None,
             merged=True,
             has_input=False,
@@ -170,6 +194,25 @@ class LocalSandbox:
         """A connection to a port of the sandbox's own loopback."""
         return await ports.connected(self._folder, self._name, port)
 
+    async def set_network(self, network: Network) -> None:
+        """Give it another network. To or from ``"full"``, a running one is stopped and started."""
+        check_network(network)
+        async with self._locked() as record:
+            changed = record.model_copy(update={"network": network})
+            alive = liveness.alive(record.init)
+            if not alive or "full" not in {network, record.network} or network == record.network:
+                self._records.save(changed)
+                if alive:
+                    await self._workshop.gatekeeper.change(self._folder, changed)
+                return
+            if record.frozen:
+                raise SandboxError(
+                    f"the sandbox {self._name!r} is frozen: thaw it, or stop it, before this change"
+                )
+            changed = await self._workshop.end(changed)
+            self._records.save(changed)
+            await self._workshop.bring_up(changed)
+
     # Named processes
 
     async def spawn(
@@ -181,7 +224,7 @@ class LocalSandbox:
         env: Mapping[str, str] | None = None,
     ) -> LocalProcess:
         """Start a named process, which goes on when its client is gone."""
-        environment = {**self._env, **(env or {})}
+        environment = await self._environment(env)
         asked = command_request(
             command, cwd=cwd, env=environment, timeout=None, merged=True, has_input=True, named=True
         )
@@ -278,6 +321,7 @@ class LocalSandbox:
                         "labels": dict(labels or {}),
                         "created": time.time(),
                         "parent": parent.name,
+                        "ancestors": (parent.name, *parent.ancestors),
                         "inherited": (*parent.own, *parent.inherited),
                         "own": (),
                         "sealed": 0,

@@ -40,6 +40,10 @@ class SpawnRequest(TypedDict):
     """The limit on processes and threads."""
     cgroups: list[str]
     """``cgroup.procs`` files to join."""
+    lifetime: float | None
+    """Seconds after which it ends itself."""
+    idle_lifetime: float | None
+    """Seconds without use after which it does."""
 
 
 class Spawned(TypedDict):
@@ -155,10 +159,10 @@ class ControlRequest(TypedDict):
     ``hold`` is a freeze that ends with the connection. ``done`` says that the orchestrator has all it wanted
     of a command, whose background processes may go on; ``end`` asks for it and all it started to be ended.
     ``listen`` is answered with a descriptor of a socket that listens inside the sandbox's network, ``connect`` with one
-    that is being connected to its loopback.
+    that is being connected to its loopback. ``unlisten`` shuts the proxy's port.
     """
 
-    do: Literal["freeze", "hold", "thaw", "done", "end", "listen", "connect"]
+    do: Literal["freeze", "hold", "thaw", "done", "end", "listen", "unlisten", "connect"]
     port: NotRequired[int]
     """Where to listen: 0 takes a free port; default: the proxy's. What to connect to."""
     family: NotRequired[int]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from race.sandboxes.local import processes, shim, transfer, wire
 from race.sandboxes.local.jobs import Connection, Drains, Job
+from race.sandboxes.local.lifetimes import Lifetime
 from race.sandboxes.local.named import NamedProcesses
 
 if TYPE_CHECKING:
@@ -41,11 +42,13 @@ class Server:
     Args:
         listener: where the orchestrator connects.
         bounds: for commands; PID 1's own are wider, so that it can act against a fork bomb.
+        lifetime: at whose end it ends itself, and everything with it.
     """
 
-    def __init__(self, listener: socket.socket, bounds: shim.Bounds) -> None:
+    def __init__(self, listener: socket.socket, bounds: shim.Bounds, lifetime: Lifetime) -> None:
         self._listener = listener
         self._bounds = bounds
+        self._lifetime = lifetime
         self._connections: dict[int, Connection] = {}
         self._waiting: list[Callable[[], None]] = []
         self._stopped_before: set[int] | None = None
@@ -65,11 +68,12 @@ class Server:
             self._epoll.register(descriptor, select.EPOLLIN)
 
     def run(self) -> None:
-        """Serve for ever."""
+        """Serve until the lifetime is over."""
         # Nothing may be imported any more: the file system now belongs to the sandbox.
         for each in (sys.path, sys.meta_path, sys.path_hooks):
             each.clear()
         while True:
+            in_use = self._in_use()
             for descriptor, _ in self._epoll.poll(self._patience()):
                 if descriptor == self._listener.fileno():
                     self._accept()
@@ -84,6 +88,12 @@ class Server:
                     self._serve(self._connections[descriptor])
             self._reap()
             self._keep_time()
+            if self._lifetime.left(in_use=in_use or self._in_use()) == 0:
+                return
+
+    def _in_use(self) -> bool:
+        """Whether somebody has asked for anything; a connection is one request."""
+        return bool(self._connections)
 
     def _patience(self) -> float | None:
         now = time.monotonic()
@@ -92,6 +102,9 @@ class Server:
             for job in self._jobs()
             if job.dying or job.deadline is not None
         ]
+        lifetime = self._lifetime.patience()
+        if lifetime is not None:
+            waits.append(lifetime)
         return min(waits, default=None)
 
     def _jobs(self) -> list[Job]:
@@ -135,6 +148,9 @@ class Server:
                 self._answer(connection, {"done": True})
             case "listen":
                 self._listen(connection, message.get("port", PROXY_PORT))
+            case "unlisten":
+                self._unlisten()
+                self._answer(connection, {"done": True})
             case "connect":
                 self._connect(connection, message["port"], message["family"])
             case "spawn" | "process" | "processes" | "output" | "input" | "wait" | "signal":
@@ -340,6 +356,13 @@ class Server:
             self._port = listener
         else:
             listener.close()
+
+    def _unlisten(self) -> None:
+        """Let nobody in at the proxy's port any more, whoever holds its socket too."""
+        if self._port is not None:
+            self._port.shutdown(socket.SHUT_RDWR)
+            self._port.close()
+            self._port = None
 
     def _connect(self, connection: Connection, port: int, family: int) -> None:
         """Answer with a socket that is being connected to a port of the sandbox's own loopback."""

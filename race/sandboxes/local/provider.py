@@ -14,7 +14,7 @@ from race.sandboxes.local.client import LocalSandbox, info_of
 from race.sandboxes.local.doctor import examine
 from race.sandboxes.local.leftovers import collect
 from race.sandboxes.local.network import check_network
-from race.sandboxes.local.record import Record, check_name
+from race.sandboxes.local.record import Record, check_lifetimes, check_name
 from race.sandboxes.local.workshop import Workshop
 
 if TYPE_CHECKING:
@@ -47,6 +47,19 @@ class LocalProvider:
             networks=frozenset({"full", "none", "hosts"}),
             limits=frozenset({"processes", *self._workshop.cgroups.hierarchies}),
             images=frozenset({"host", "directory"}),
+            features=frozenset(
+                {
+                    "changes",
+                    "connect",
+                    "freeze",
+                    "lifetimes",
+                    "listen",
+                    "live_fork",
+                    "processes",
+                    "set_network",
+                    "terminal",
+                }
+            ),
         )
 
     async def check(self) -> list[Finding]:
@@ -62,6 +75,7 @@ class LocalProvider:
         """A new running sandbox."""
         check_name(spec.name)
         check_network(spec.network)
+        check_lifetimes(spec)
         cgroups = self._workshop.cgroups.plan(spec.name, spec.limits)
         self._make_home()
         image = await anyio.to_thread.run_sync(self._workshop.images.get, spec.image)
@@ -76,6 +90,8 @@ class LocalProvider:
             labels=dict(spec.labels),
             created=time.time(),
             cgroups=cgroups,
+            lifetime=spec.lifetime,
+            idle_lifetime=spec.idle_lifetime,
             image_folder=image.folder,
         )
         async with self._workshop.records.new(record), self._workshop.removed_on_failure(record):
