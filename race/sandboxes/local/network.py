@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from race.errors import SandboxError
 from race.sandboxes.local import talk, wire
-from race.sandboxes.local.pid1 import PROXY_PORT
+from race.sandboxes.local.inner_ports import PROXY_PORT
 from race.sandboxes.local.spawner import Helper
 
 if TYPE_CHECKING:
