@@ -8,6 +8,7 @@ from typing import Any
 PROXY_PORT = 3128
 """Where a sandbox with a list of allowed hosts finds its proxy."""
 
+_ESTABLISHED = "01"
 _LOOPBACK: dict[int, str] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
 
@@ -27,7 +28,7 @@ class InnerPorts:
         try:
             if message["do"] == "unlisten":
                 self._unlisten()
-                return {"done": True}, None
+                return {"done": True, "connections": _proxied()}, None
             if message["do"] == "connect":
                 return {"done": True}, _connecting(port, message["family"])
             if port != PROXY_PORT:
@@ -44,6 +45,14 @@ class InnerPorts:
             self._proxy.shutdown(socket.SHUT_RDWR)
             self._proxy.close()
             self._proxy = None
+
+
+def _proxied() -> int:
+    """How many connections to the proxy there are, as its side of them is in the sandbox's network too."""
+    mine = f":{PROXY_PORT:04X}"
+    with open("/proc/net/tcp", encoding="ascii") as file:
+        entries = [line.split() for line in file]
+    return sum(each[1].endswith(mine) and each[3] == _ESTABLISHED for each in entries)
 
 
 def _listening(port: int) -> socket.socket:

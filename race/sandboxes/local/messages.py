@@ -169,7 +169,8 @@ class ControlRequest(TypedDict):
     ``hold`` is a freeze that ends with the connection. ``done`` says that the orchestrator has all it wanted
     of a command, whose background processes may go on; ``end`` asks for it and all it started to be ended.
     ``listen`` is answered with a descriptor of a socket that listens inside the sandbox's network, ``connect`` with one
-    that is being connected to its loopback. ``unlisten`` shuts the proxy's port.
+    that is being connected to its loopback. ``unlisten`` shuts the proxy's port,
+    and is answered with how many ``connections`` to it there still are.
     ``ended`` is answered with when processes were last ended for the sake of each limit that PID 1 watches.
     """
 
