@@ -8,7 +8,7 @@ from typing import Any
 PROXY_PORT = 3128
 """Where a sandbox with a list of allowed hosts finds its proxy."""
 
-_ESTABLISHED = "01"
+_ESTABLISHED = b"01"
 _LOOPBACK: dict[int, str] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
 
@@ -49,8 +49,8 @@ class InnerPorts:
 
 def _proxied() -> int:
     """How many connections to the proxy there are, as its side of them is in the sandbox's network too."""
-    mine = f":{PROXY_PORT:04X}"
-    with open("/proc/net/tcp", encoding="ascii") as file:
+    mine = b":%04X" % PROXY_PORT
+    with open("/proc/net/tcp", "rb") as file:  # as bytes: a codec could no longer be loaded
         entries = [line.split() for line in file]
     return sum(each[1].endswith(mine) and each[3] == _ESTABLISHED for each in entries)
 
