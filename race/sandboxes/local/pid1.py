@@ -155,7 +155,9 @@ class Server:
                 self._make_socket(connection, message)
             case "ended":
                 self._answer(connection, {"ended": self._guard.ended})
-            case "spawn" | "process" | "processes" | "output" | "input" | "wait" | "signal":
+            case "signal":
+                self._signal(connection, message)
+            case "spawn" | "process" | "processes" | "output" | "input" | "wait":
                 self._named.serve(connection, message, descriptors)
             case unknown:
                 self._answer(connection, {"error": f"the sandbox does not know how to {unknown!r}"})
@@ -227,6 +229,15 @@ class Server:
                 wire.send(connection.socket, {"error": f"{type(error).__name__}: {error}"})
         finally:
             os._exit(status)
+
+    def _signal(self, connection: Connection, message: Any) -> None:
+        """Signal a named process, but wake none that is to stand still."""
+        if message["number"] == signal.SIGKILL or self._stopped_before is None:
+            self._named.serve(connection, message, [])
+        elif self._frozen:
+            self._answer(connection, {"error": "the sandbox is frozen"})
+        else:
+            self._waiting.append(lambda: self._named.serve(connection, message, []))
 
     def _end(self, connection: Connection, *, timed_out: bool = False) -> None:
         job = connection.job

@@ -114,7 +114,9 @@ def _kill(root: int, others: set[int]) -> None:
 def stop_all(*, settling: float = _SETTLING) -> set[int]:
     """Stop every process of the sandbox but this one, its PID 1.
 
-    The kernel signals all of them in one step, in which none can fork.
+    The kernel signals all of them in one step, in which none can fork. A control group could be frozen instead, but
+    either with PID 1 in it, which then keeps no time and answers nobody, or with each command being moved into it,
+    which takes the kernel tens of milliseconds.
 
     Args:
         settling: seconds to wait at most until all have really come to rest.
