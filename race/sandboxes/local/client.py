@@ -41,6 +41,7 @@ def info_of(record: Record) -> SandboxInfo:
         network=record.network,
         labels=dict(record.labels),
         created=record.created,
+        ancestors=record.ancestors,
     )
 
 
@@ -260,6 +261,7 @@ class LocalSandbox:
                         "labels": dict(labels or {}),
                         "created": time.time(),
                         "parent": parent.name,
+                        "ancestors": (parent.name, *parent.ancestors),
                         "inherited": (*parent.own, *parent.inherited),
                         "own": (),
                         "sealed": 0,

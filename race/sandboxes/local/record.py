@@ -48,6 +48,8 @@ class Record(BaseModel):
     labels: dict[str, str]
     created: float
     parent: str | None = None
+    ancestors: tuple[str, ...] = ()
+    """What it descends from, the nearest first, also those that are deleted by now."""
     inherited: tuple[Layer, ...] = ()
     """Layers of the sandboxes that it descends from, the top one first: what `changes` compares with."""
     own: tuple[Layer, ...] = ()
