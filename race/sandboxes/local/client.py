@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from race.errors import SandboxError
 from race.sandbox import DEFAULT_OUTPUT_LIMIT, SandboxInfo
-from race.sandboxes.local import changes, exchange, frames, liveness, talk
+from race.sandboxes.local import changes, exchange, frames, liveness, talk, teleport
 from race.sandboxes.local.cgroups import out_of_memory_kills
 from race.sandboxes.local.command import request as command_request
 from race.sandboxes.local.command import run as run_command
@@ -231,6 +232,13 @@ class LocalSandbox:
                 raise SandboxError(
                     f"the files of the sandbox {self._name!r} cannot be looked at: {error}"
                 ) from error
+
+    async def export(self, target: Path) -> None:
+        """Write a stopped sandbox, with all that it was forked from, to one file."""
+        async with self._locked() as record:
+            await anyio.to_thread.run_sync(
+                teleport.export, self._workshop, record, target.absolute(), anyio.from_thread.check_cancelled
+            )
 
     # Life
 

@@ -69,6 +69,10 @@ def _folders(workshop: Workshop) -> list[str]:
     for folder in workshop.images.unused(used):
         _remove(workshop, folder)
         lines.append(f"removed {folder.name}, an image of this machine that no sandbox uses")
+    with workshop.layers.unused(lambda: workshop.records.all(unborn=True)) as unused:
+        for folder in unused:
+            _remove(workshop, folder)
+            lines.append(f"removed the layer {folder.name}, which no sandbox uses")
     trash = workshop.trash
     left = sorted(trash.iterdir()) if trash.is_dir() else []
     gone = [each.name.rpartition("-")[0] for each in left if _remove_unless_held(each)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio.from_thread
 import anyio.to_thread
 
 from race.errors import MachineError
 from race.sandbox import Capabilities, SandboxInfo, SandboxSpec
-from race.sandboxes.local import liveness
+from race.sandboxes.local import liveness, teleport
 from race.sandboxes.local.client import LocalSandbox, info_of
 from race.sandboxes.local.doctor import examine
 from race.sandboxes.local.leftovers import collect
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from race.sandbox import Finding
+    from race.sandboxes.local.images import Image
 
 
 class LocalProvider:
@@ -46,7 +49,8 @@ class LocalProvider:
             isolated=True,
             networks=frozenset({"full", "none", "hosts"}),
             limits=frozenset({"processes", *self._workshop.cgroups.hierarchies}),
-            images=frozenset({"host", "directory"}),
+            images=frozenset({"host", "directory", "tar", "oci"}),
+            features=frozenset({"export"}),
         )
 
     async def check(self) -> list[Finding]:
@@ -64,8 +68,15 @@ class LocalProvider:
         check_network(spec.network)
         cgroups = self._workshop.cgroups.plan(spec.name, spec.limits)
         self._make_home()
-        image = await anyio.to_thread.run_sync(self._workshop.images.get, spec.image)
-        record = Record(
+        async with self._workshop.layers.held():
+            image = await anyio.to_thread.run_sync(
+                self._workshop.images.get, spec.image, anyio.from_thread.check_cancelled
+            )
+            return await self._bring_up(self._record(spec, image, cgroups))
+
+    def _record(self, spec: SandboxSpec, image: Image, cgroups: tuple[str, ...]) -> Record:
+        workdir = {"workdir": image.workdir} if image.workdir else {}
+        return Record(
             name=spec.name,
             image=spec.image,
             mounts=image.mounts,
@@ -73,11 +84,13 @@ class LocalProvider:
             env=_environment(spec, image.env),
             limits=spec.limits,
             network=spec.network,
-            labels=dict(spec.labels),
+            labels={**workdir, **spec.labels},
             created=time.time(),
             cgroups=cgroups,
             image_folder=image.folder,
         )
+
+    async def _bring_up(self, record: Record) -> LocalSandbox:
         async with self._workshop.records.new(record), self._workshop.removed_on_failure(record):
             return LocalSandbox(self._workshop, await self._workshop.bring_up(record))
 
@@ -90,6 +103,32 @@ class LocalProvider:
             raise MachineError(
                 f"the folder of the sandboxes cannot be made: {error}. Set RACE_HOME to one that you can write to"
             ) from error
+
+    async def load(
+        self, archive: Path, name: str | None = None, *, other_system: bool = False
+    ) -> LocalSandbox:
+        """A stopped sandbox from what `Sandbox.export` wrote, under its old name or another.
+
+        Args:
+            archive: the file.
+            name: of the new sandbox; default: the one that it had.
+            other_system: take a sandbox on the image ``host`` although this machine's system, which is not in the
+                file, is another than the one it was made on.
+        """
+        self._make_home()
+        work = partial(
+            teleport.load,
+            self._workshop,
+            archive.absolute(),
+            name,
+            other_system=other_system,
+            pulse=anyio.from_thread.check_cancelled,
+        )
+        async with self._workshop.layers.held():
+            record = await anyio.to_thread.run_sync(work)
+            async with self._workshop.records.new(record):
+                self._workshop.records.save_complete(record.name)
+        return LocalSandbox(self._workshop, record.model_copy(update={"complete": True}))
 
     async def get(self, name: str) -> LocalSandbox:
         """Take over a sandbox, whichever process made it."""

@@ -20,6 +20,7 @@ from race.sandboxes.local import copying, liveness, talk
 from race.sandboxes.local.cgroups import Cgroups
 from race.sandboxes.local.changes import Stack
 from race.sandboxes.local.images import Images
+from race.sandboxes.local.layer_store import LayerStore
 from race.sandboxes.local.network import Gatekeeper
 from race.sandboxes.local.record import Layer, Record
 from race.sandboxes.local.records import Records
@@ -49,7 +50,8 @@ class Workshop:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.records = Records(home)
-        self.images = Images(home)
+        self.layers = LayerStore(home)
+        self.images = Images(home, self.layers)
         self.spawner = Spawner(home)
         self.cgroups = Cgroups(home)
         self.gatekeeper = Gatekeeper()
