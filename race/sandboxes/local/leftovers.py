@@ -69,14 +69,23 @@ def _folders(workshop: Workshop) -> list[str]:
     for folder in workshop.images.unused(used):
         _remove(workshop, folder)
         lines.append(f"removed {folder.name}, an image of this machine that no sandbox uses")
-    with workshop.layers.unused(lambda: workshop.records.all(unborn=True)) as unused:
-        for folder in unused:
-            _remove(workshop, folder)
-            lines.append(f"removed the layer {folder.name}, which no sandbox uses")
+    lines += sweep_layers(workshop)
     trash = workshop.trash
     left = sorted(trash.iterdir()) if trash.is_dir() else []
     gone = [each.name.rpartition("-")[0] for each in left if _remove_unless_held(each)]
     return lines + [f"removed what was left of the sandbox {each!r}" for each in gone]
+
+
+def sweep_layers(workshop: Workshop) -> list[str]:
+    """Remove the layers of images and of imports that no sandbox uses.
+
+    Returns:
+        A line about each.
+    """
+    with workshop.layers.unused(lambda: workshop.records.all(unborn=True)) as unused:
+        for folder in unused:
+            _remove(workshop, folder)
+        return [f"removed the layer {each.name}, which no sandbox uses" for each in unused]
 
 
 def _remove(workshop: Workshop, folder: Path) -> None:

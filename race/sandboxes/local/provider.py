@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.from_thread
 import anyio.to_thread
 
@@ -14,13 +16,13 @@ from race.sandbox import Capabilities, SandboxInfo, SandboxSpec
 from race.sandboxes.local import liveness, teleport
 from race.sandboxes.local.client import LocalSandbox, info_of
 from race.sandboxes.local.doctor import examine
-from race.sandboxes.local.leftovers import collect
+from race.sandboxes.local.leftovers import collect, sweep_layers
 from race.sandboxes.local.network import check_network
 from race.sandboxes.local.record import Record, check_name
 from race.sandboxes.local.workshop import Workshop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from pathlib import Path
 
     from race.sandbox import Finding
@@ -68,11 +70,21 @@ class LocalProvider:
         check_network(spec.network)
         cgroups = self._workshop.cgroups.plan(spec.name, spec.limits)
         self._make_home()
-        async with self._workshop.layers.held():
+        async with self._layers_swept_on_failure(), self._workshop.layers.held():
             image = await anyio.to_thread.run_sync(
                 self._workshop.images.get, spec.image, anyio.from_thread.check_cancelled
             )
             return await self._bring_up(self._record(spec, image, cgroups))
+
+    @contextlib.asynccontextmanager
+    async def _layers_swept_on_failure(self) -> AsyncGenerator[None]:
+        """Leave no layer of what could not be made from it."""
+        try:
+            yield
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(sweep_layers, self._workshop)
+            raise
 
     def _record(self, spec: SandboxSpec, image: Image, cgroups: tuple[str, ...]) -> Record:
         workdir = {"workdir": image.workdir} if image.workdir else {}
@@ -124,7 +136,7 @@ class LocalProvider:
             other_system=other_system,
             pulse=anyio.from_thread.check_cancelled,
         )
-        async with self._workshop.layers.held():
+        async with self._layers_swept_on_failure(), self._workshop.layers.held():
             record = await anyio.to_thread.run_sync(work)
             async with self._workshop.records.new(record):
                 self._workshop.records.save_complete(record.name)
