@@ -334,6 +334,9 @@ class Sandbox(Protocol):
         """Give a living sandbox, or a stopped one, another network. Commands that run keep the connections that they
         have, unless the new network is ``"none"``.
 
+        What runs cannot be moved to the host's network or away from it: a change to or from ``"full"`` ends every
+        process of a living sandbox, as `stop` and `start` would. Its files stay.
+
         Raises:
             SandboxError: the provider cannot, and says why.
         """
@@ -393,7 +396,7 @@ class Sandbox(Protocol):
     ) -> Sandbox:
         """A new running sandbox with this one's files as of one moment, and no process of it.
 
-        Network and limits are taken over unless given; labels are not taken over.
+        Network and limits are taken over unless given, lifetimes always, and begin anew; labels are not taken over.
         """
         ...
 

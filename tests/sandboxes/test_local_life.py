@@ -16,9 +16,10 @@ import pytest
 from race.errors import SandboxError
 from race.sandbox import Change, File, Limits, SandboxSpec
 from race.sandboxes.local import LocalProvider
+from tests.sandboxes.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from race.sandbox import Sandbox
 
@@ -43,12 +44,6 @@ def _processes_of(home: Path) -> list[int]:
             if os.fsencode(home) in words and b"zygote" in words:
                 found.append(int(each.name))
     return found
-
-
-async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    with anyio.fail_after(20):  # the machine may be busy
-        while not await condition():  # noqa: ASYNC110 - a process is watched, which sets no event
-            await anyio.sleep(0.01)
 
 
 async def test_frozen_processes_stand_still_and_go_on(sandbox: Sandbox) -> None:
@@ -222,7 +217,7 @@ async def test_killing_pid_1_from_outside_is_noticed(provider: LocalProvider, sa
     async def is_stopped() -> bool:
         return (await fork.info()).state == "stopped"
 
-    await _until(is_stopped)
+    await until(is_stopped)
     with pytest.raises(SandboxError):
         await fork.exec("true")
     await fork.start()
@@ -312,10 +307,10 @@ async def test_an_orchestrator_killed_at_any_moment_leaves_nothing_that_is_not_c
             assert (await running.stdout.receive()).startswith(b"ready")
             await anyio.sleep(random.Random(attempt).uniform(0.0, 0.15))
             running.kill()
-        await _until(helpers_are_gone)
+        await until(helpers_are_gone)
         await provider.collect()
         assert await provider.collect() == []
-        await _until(what_was_being_stopped_is)
+        await until(what_was_being_stopped_is)
         known = {each.name: each.state for each in await provider.list()}
         assert known["base"] == "running"
         assert {each.name for each in (home / "sandboxes").iterdir()} == set(known)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from race.errors import SandboxError
 from race.sandbox import SandboxSpec
 from race.sandboxes.local import LocalProvider, proxy
+from tests.sandboxes.waiting import output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,3 +111,60 @@ def test_hosts_are_matched_by_name_domain_and_port() -> None:
     assert not proxy.is_allowed("pypi.org", 443, allowed)
     assert not proxy.is_allowed("evilpypi.org", 443, allowed)
     assert not proxy.is_allowed("example.org.evil.net", 443, allowed)
+
+
+_HOLD = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", 3128)) as connection:
+    connection.sendall(b"CONNECT localhost:%d HTTP/1.1\\r\\n\\r\\n" % int(sys.argv[1]))
+    print(connection.recv(1000).split()[1].decode(), flush=True)
+    for line in sys.stdin:
+        try:
+            connection.sendall(b"GET /again HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+            print(connection.recv(1000).split(b" ")[1:2], flush=True)
+        except OSError:
+            print("cut", flush=True)
+"""
+
+
+@pytest.mark.anyio
+async def test_the_network_of_a_living_sandbox_can_be_changed(
+    provider: LocalProvider, new_name: Callable[[], str], port: int
+) -> None:
+    made = await provider.create(SandboxSpec(new_name()))
+    other = LocalProvider(provider.home)
+    watching = await other.get(made.name)
+    kept = await made.spawn("kept", "sleep 1000")
+    assert "refused" in await _ask(watching, "plain", "localhost", port)
+    await made.set_network((f"localhost:{port}",))
+    assert (await watching.info()).network == (f"localhost:{port}",)
+    assert await _ask(made, "plain", "localhost", port) == "200 /path?query None"
+    assert b"3128" in (await watching.exec("echo $https_proxy")).stdout
+    holding = await made.spawn("holding", ["python3", "-c", _HOLD, str(port)])
+    await output(holding, b"200\n")
+    await made.set_network(("example.org",))
+    assert "403" in await _ask(watching, "plain", "localhost", port)
+    await holding.send(b"go\n")
+    await output(holding, b"[b'200']")  # what it has it keeps
+    await made.set_network("none")
+    await holding.send(b"go\n")
+    await output(holding, b"\n[]\n", b"\ncut\n")
+    assert "refused" in await _ask(watching, "plain", "localhost", port)
+    assert (await watching.exec("echo $https_proxy")).stdout == b"\n"
+    assert (await kept.info()).state == "running"
+    await made.exec("echo here >/file")
+    await made.set_network("full")
+    direct = ["python3", "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"]
+    assert (await watching.exec(direct)).exit_code == 0
+    assert (await made.exec("cat /file")).stdout == b"here\n"
+    assert await made.processes() == []
+    await made.freeze()
+    with pytest.raises(SandboxError, match="thaw"):
+        await made.set_network("none")
+    await made.stop()
+    await made.set_network("none")
+    await made.start()
+    assert (await watching.exec(direct)).exit_code != 0
+    with pytest.raises(SandboxError, match="no network"):
+        await made.set_network("some")  # type: ignore[arg-type]
+    await other.aclose()

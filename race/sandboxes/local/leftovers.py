@@ -30,7 +30,25 @@ async def collect(workshop: Workshop) -> list[str]:
     """
     lines = await _unborn(workshop)
     lines += await anyio.to_thread.run_sync(_folders, workshop)
+    lines += await _groups_of_ended(workshop)
     lines += await anyio.to_thread.run_sync(_groups, workshop)
+    return lines
+
+
+async def _groups_of_ended(workshop: Workshop) -> list[str]:
+    """Control groups of sandboxes that ended by themselves, or whose PID 1 was killed."""
+    lines: list[str] = []
+    for record in workshop.records.all():
+        if liveness.alive(record.init) or not any(os.path.exists(each) for each in record.cgroups):
+            continue
+        with contextlib.suppress(SandboxError):
+            async with workshop.records.locked(record.name) as latest:
+                if not liveness.alive(latest.init):
+                    left = [each for each in latest.cgroups if os.path.exists(each)]
+                    workshop.cgroups.remove(left)
+                    lines += [
+                        f"removed the control group {each}" for each in left if not os.path.exists(each)
+                    ]
     return lines
 
 

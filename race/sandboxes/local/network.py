@@ -63,7 +63,7 @@ class Gatekeeper:
 
     def __init__(self) -> None:
         self._proxy: Helper | None = None
-        self._served: set[tuple[int, int]] = set()
+        self._served: set[tuple[int, int, tuple[str, ...]]] = set()
 
     async def serve(self, folder: Path, record: Record) -> None:
         """Let a running sandbox reach the hosts of its list. Safe to repeat.
@@ -73,7 +73,7 @@ class Gatekeeper:
         """
         if isinstance(record.network, str) or record.init is None:
             return
-        key = (record.init.pid, record.init.start)
+        key = (record.init.pid, record.init.start, record.network)
         if key in self._served and self._proxy is not None and self._proxy.owner == os.getpid():
             return
         async with talk.connected(folder, record.name) as connection:
@@ -81,11 +81,25 @@ class Gatekeeper:
             _, descriptors = await talk.answer(connection, record.name)
         try:
             descriptors.append(os.pidfd_open(record.init.pid))  # the proxy stops when the sandbox does
+            # Where the proxy sees, when the port is shut, whether connections may go on.
+            descriptors.append(os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             self._tell({"hosts": list(record.network)}, descriptors)
         finally:
             for each in descriptors:
                 os.close(each)
         self._served.add(key)
+
+    async def change(self, folder: Path, record: Record) -> None:
+        """Let a running sandbox reach what its record says by now, and nothing that it said before.
+
+        Raises:
+            SandboxError: the sandbox ended.
+        """
+        await talk.control(folder, record.name, {"do": "unlisten"})
+        if record.init is not None:
+            own = (record.init.pid, record.init.start)
+            self._served = {each for each in self._served if each[:2] != own}
+        await self.serve(folder, record)
 
     def _tell(self, message: dict[str, list[str]], descriptors: list[int]) -> None:
         if self._proxy is None or self._proxy.owner != os.getpid():

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 from race.sandboxes.local import processes, shim, transfer, wire
 from race.sandboxes.local.jobs import Connection, Drains, Job
+from race.sandboxes.local.lifetimes import Lifetime
+from race.sandboxes.local.named import NamedProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +31,7 @@ _REAPING = 2.0
 """Seconds to wait for what was killed to be gone before answering anyway."""
 _REAPING_CHECK = 0.003
 _OUT_OF_DESCRIPTORS_PAUSE = 0.01
+_LOOPBACK: dict[int, str] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 _BROKEN = 70
 """How a child exits that could not do its work nor say so (EX_SOFTWARE of sysexits(3))."""
 
@@ -39,11 +42,13 @@ class Server:
     Args:
         listener: where the orchestrator connects.
         bounds: for commands; PID 1's own are wider, so that it can act against a fork bomb.
+        lifetime: at whose end it ends itself, and everything with it.
     """
 
-    def __init__(self, listener: socket.socket, bounds: shim.Bounds) -> None:
+    def __init__(self, listener: socket.socket, bounds: shim.Bounds, lifetime: Lifetime) -> None:
         self._listener = listener
         self._bounds = bounds
+        self._lifetime = lifetime
         self._connections: dict[int, Connection] = {}
         self._waiting: list[Callable[[], None]] = []
         self._stopped_before: set[int] | None = None
@@ -58,15 +63,17 @@ class Server:
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         self._epoll = select.epoll()
         self._drains = Drains(self._epoll)
+        self._named = NamedProcesses(self._epoll, self._answer, self._adopt, self._begin, self._end)
         for descriptor in (listener.fileno(), self._wake):
             self._epoll.register(descriptor, select.EPOLLIN)
 
     def run(self) -> None:
-        """Serve for ever."""
+        """Serve until the lifetime is over."""
         # Nothing may be imported any more: the file system now belongs to the sandbox.
         for each in (sys.path, sys.meta_path, sys.path_hooks):
             each.clear()
         while True:
+            in_use = self._in_use()
             for descriptor, _ in self._epoll.poll(self._patience()):
                 if descriptor == self._listener.fileno():
                     self._accept()
@@ -75,10 +82,18 @@ class Server:
                         os.read(self._wake, 4096)
                 elif descriptor in self._drains:
                     self._drains.empty(descriptor)
+                elif descriptor in self._named:
+                    self._named.ready(descriptor)
                 elif descriptor in self._connections:
                     self._serve(self._connections[descriptor])
             self._reap()
             self._keep_time()
+            if self._lifetime.left(in_use=in_use or self._in_use()) == 0:
+                return
+
+    def _in_use(self) -> bool:
+        """Whether somebody has asked for anything; a connection is one request."""
+        return bool(self._connections)
 
     def _patience(self) -> float | None:
         now = time.monotonic()
@@ -87,6 +102,9 @@ class Server:
             for job in self._jobs()
             if job.dying or job.deadline is not None
         ]
+        lifetime = self._lifetime.patience()
+        if lifetime is not None:
+            waits.append(lifetime)
         return min(waits, default=None)
 
     def _jobs(self) -> list[Job]:
@@ -98,12 +116,19 @@ class Server:
         except OSError:
             time.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
             return
-        self._connections[accepted.fileno()] = Connection(accepted)
+        self._adopt(accepted)
+
+    def _adopt(self, accepted: socket.socket) -> Connection:
+        connection = Connection(accepted)
+        self._connections[accepted.fileno()] = connection
         self._epoll.register(accepted.fileno(), select.EPOLLIN)
+        return connection
 
     def _serve(self, connection: Connection) -> None:
         try:
-            received = wire.receive(connection.socket)
+            received = wire.receive(connection.socket, wait=False)
+        except BlockingIOError:
+            return
         except (OSError, ValueError):
             received = None
         if received is None:
@@ -123,6 +148,13 @@ class Server:
                 self._answer(connection, {"done": True})
             case "listen":
                 self._listen(connection, message.get("port", PROXY_PORT))
+            case "unlisten":
+                self._unlisten()
+                self._answer(connection, {"done": True})
+            case "connect":
+                self._connect(connection, message["port"], message["family"])
+            case "spawn" | "process" | "processes" | "output" | "input" | "wait" | "signal":
+                self._named.serve(connection, message, descriptors)
             case unknown:
                 self._answer(connection, {"error": f"the sandbox does not know how to {unknown!r}"})
 
@@ -151,7 +183,7 @@ class Server:
         deadline = None
         if message["do"] == "exec":
             outputs = 1 if message["merged"] else 2
-            readers = descriptors[outputs : 2 * outputs]
+            readers = [] if message["named"] else descriptors[outputs : 2 * outputs]
             if message["timeout"] is not None:
                 deadline = time.monotonic() + message["timeout"]
         job = Job(readers, deadline)
@@ -324,6 +356,23 @@ class Server:
             self._port = listener
         else:
             listener.close()
+
+    def _unlisten(self) -> None:
+        """Let nobody in at the proxy's port any more, whoever holds its socket too."""
+        if self._port is not None:
+            self._port.shutdown(socket.SHUT_RDWR)
+            self._port.close()
+            self._port = None
+
+    def _connect(self, connection: Connection, port: int, family: int) -> None:
+        """Answer with a socket that is being connected to a port of the sandbox's own loopback."""
+        try:
+            with socket.socket(family) as made:
+                made.setblocking(False)  # noqa: FBT003 - the library's signature
+                made.connect_ex((_LOOPBACK[family], port))  # the caller sees what comes of it
+                self._answer(connection, {"done": True}, [made.fileno()])
+        except (OSError, OverflowError) as error:
+            self._answer(connection, {"error": f"port {port} of the sandbox: {error}"})
 
 
 PROXY_PORT = 3128

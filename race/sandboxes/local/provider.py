@@ -18,7 +18,7 @@ from race.sandboxes.local.client import LocalSandbox, info_of
 from race.sandboxes.local.doctor import examine
 from race.sandboxes.local.leftovers import collect, sweep_layers
 from race.sandboxes.local.network import check_network
-from race.sandboxes.local.record import Record, check_name
+from race.sandboxes.local.record import Record, check_lifetimes, check_name
 from race.sandboxes.local.workshop import Workshop
 
 if TYPE_CHECKING:
@@ -52,7 +52,20 @@ class LocalProvider:
             networks=frozenset({"full", "none", "hosts"}),
             limits=frozenset({"processes", *self._workshop.cgroups.hierarchies}),
             images=frozenset({"host", "directory", "tar", "oci"}),
-            features=frozenset({"export"}),
+            features=frozenset(
+                {
+                    "changes",
+                    "connect",
+                    "export",
+                    "freeze",
+                    "lifetimes",
+                    "listen",
+                    "live_fork",
+                    "processes",
+                    "set_network",
+                    "terminal",
+                }
+            ),
         )
 
     async def check(self) -> list[Finding]:
@@ -68,6 +81,7 @@ class LocalProvider:
         """A new running sandbox."""
         check_name(spec.name)
         check_network(spec.network)
+        check_lifetimes(spec)
         cgroups = self._workshop.cgroups.plan(spec.name, spec.limits)
         self._make_home()
         async with self._layers_swept_on_failure(), self._workshop.layers.held():
@@ -99,6 +113,8 @@ class LocalProvider:
             labels={**workdir, **spec.labels},
             created=time.time(),
             cgroups=cgroups,
+            lifetime=spec.lifetime,
+            idle_lifetime=spec.idle_lifetime,
             image_folder=image.folder,
         )
 

@@ -83,6 +83,14 @@ class Records:
         except ValidationError as error:
             raise SandboxError(f"the record of the sandbox {name!r} cannot be read: {error}") from error
 
+    def version(self, name: str) -> tuple[int, int]:
+        """What changes whenever a sandbox's record is written anew; zeros if there is none."""
+        try:
+            status = os.stat(self.folder(name) / _RECORD)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0, 0
+        return status.st_ino, status.st_mtime_ns
+
     def unknown(self, name: str) -> SandboxError:
         """The error for a name that no sandbox has; it lists those there are."""
         known = ", ".join(repr(each.name) for each in self.all()) or "none"

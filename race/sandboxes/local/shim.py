@@ -103,6 +103,8 @@ def _run(request: ExecRequest, answer: socket.socket) -> Ended | Failure:
         if error.errno == errno.E2BIG:
             return {"error": f"the command cannot be started: {error.strerror}"}
         return _refused(f"{error.filename}: {error.strerror}", _NOT_EXECUTABLE)
+    if request["named"]:
+        wire.send(answer, {"done": True})
     return _wait(command)
 
 

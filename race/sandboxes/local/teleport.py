@@ -89,6 +89,8 @@ class _Passport(BaseModel):
     limits: Limits
     network: Network
     labels: dict[str, str]
+    lifetime: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    idle_lifetime: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     created: float
     ancestors: tuple[str, ...]
     layers: tuple[_Load, ...]
@@ -283,6 +285,8 @@ def _configuration(
         limits=record.limits,
         network=record.network,
         labels=record.labels,
+        lifetime=record.lifetime,
+        idle_lifetime=record.idle_lifetime,
         created=record.created,
         ancestors=record.ancestors,
         layers=tuple(loads),
@@ -363,6 +367,8 @@ class _Loading:
             limits=passport.limits,
             network=passport.network,
             labels=passport.labels,
+            lifetime=passport.lifetime,
+            idle_lifetime=passport.idle_lifetime,
             created=time.time(),
             ancestors=passport.ancestors,
             inherited=tuple(layers["inherited"]),

@@ -118,6 +118,8 @@ class Workshop:
             "share_network": record.network == "full",
             "processes": record.limits.processes,
             "cgroups": cgroups,
+            "lifetime": record.lifetime,
+            "idle_lifetime": record.idle_lifetime,
         }
 
     # Layers

@@ -22,6 +22,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from race.sandboxes.local import confine, file_tree, pid1, shim, syscalls, wire
+from race.sandboxes.local.lifetimes import Lifetime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,7 +250,8 @@ class Zygote:
         syscalls.close_from(5)
         for each in (listener, answer):
             each.detach()
-        server = pid1.Server(socket.socket(fileno=3), bounds)
+        lifetime = Lifetime(request["lifetime"], request["idle_lifetime"])
+        server = pid1.Server(socket.socket(fileno=3), bounds, lifetime)
         with socket.socket(fileno=4) as committed:
             wire.send(committed, {"done": True})
             if wire.receive(committed) is None:
