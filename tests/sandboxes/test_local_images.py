@@ -211,7 +211,13 @@ async def main():
     assert [(each.path, each.mode) for each in await stopped.changes()] == [(b"/app/d", 0), (b"/app/d/y", 0)]
     await stopped.download("/app/d", Path(sys.argv[1]) / "out")
     assert (await stopped.exec("echo x >/proc/sys/kernel/core_pattern")).exit_code != 0
-    for each in (stopped, running, base):
+    await stopped.stop()
+    await stopped.export(Path(sys.argv[1]) / "file")
+    moved = await provider.load(Path(sys.argv[1]) / "file", "moved")
+    assert await moved.changes() == await stopped.changes()
+    await moved.start()
+    assert (await moved.exec("cat /app/x /app/d/y; stat -c '%a %u' /app /app/d/y")).stdout == b"x\\ny0 0\\n0 0\\n"
+    for each in (moved, stopped, running, base):
         await each.delete()
     assert await provider.list() == []
     await provider.aclose()
