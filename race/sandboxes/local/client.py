@@ -331,6 +331,7 @@ class LocalSandbox:
                 running = liveness.alive(parent.init)
                 if not running:
                     parent = self._workshop.seal(parent)  # noqa: PLW2901 - the same parent, as it is now
+                parent = await self._workshop.flattened(parent)  # noqa: PLW2901 - likewise
                 child = parent.model_copy(
                     update={
                         "name": name,
@@ -340,8 +341,10 @@ class LocalSandbox:
                         "created": time.time(),
                         "parent": parent.name,
                         "ancestors": (parent.name, *parent.ancestors),
-                        "inherited": (*parent.own, *parent.inherited),
+                        "inherited": parent.lower,
                         "own": (),
+                        "flat": None,
+                        "covered": 0,
                         "sealed": 0,
                         "init": None,
                         "frozen": False,
@@ -351,6 +354,7 @@ class LocalSandbox:
                         "complete": False,
                     }
                 )
+                self._records.note_fork(parent.name, name)
                 await claim.enter_async_context(self._records.new(child))
                 await claim.enter_async_context(self._workshop.removed_on_failure(child))
                 if running:
@@ -396,6 +400,7 @@ class LocalSandbox:
                 self._refuse_if_forked()
                 await self._workshop.end(record)
                 place = self._workshop.discard(self._name)
+                self._records.forget_fork(record.parent, self._name)
         except SandboxError:
             if self._exists():
                 raise

@@ -64,8 +64,11 @@ async def _unborn(workshop: Workshop) -> list[str]:
         with contextlib.suppress(SandboxError):
             async with workshop.records.locked(record.name) as latest:
                 for each in workshop.records.scraps(record.name):
-                    each.unlink(missing_ok=True)
-                    lines.append(f"removed an unfinished record of the sandbox {record.name!r}")
+                    if each.is_dir():
+                        remove_tree(each)
+                    else:
+                        each.unlink(missing_ok=True)
+                    lines.append(f"removed something unfinished of the sandbox {record.name!r}")
                 if latest.complete:
                     continue
                 with anyio.CancelScope(shield=True):
