@@ -1,5 +1,6 @@
 """Sub-commands about sandboxes: ``race sandbox create ls show fork start stop freeze thaw network rm upload
-download``. Those about what runs in one are in `sandbox_processes`, those about its ports in `sandbox_ports`.
+download``. Those about what runs in one are in `sandbox_processes`, those about its ports in `sandbox_ports`,
+those about moves in `sandbox_archives`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from race.background import ProcessInfo
-from race.cli import sandbox_ports, sandbox_processes, wording
+from race.cli import sandbox_archives, sandbox_ports, sandbox_processes, wording
 from race.cli.running import NO_WINNER, exiting, tell
 from race.cli.sandbox_calls import (
     Json,
@@ -39,6 +40,7 @@ app = typer.Typer(help="Sandboxes: those that races keep, bases, and your own.",
 app.command()(create)
 sandbox_processes.register(app)
 sandbox_ports.register(app)
+sandbox_archives.register(app)
 
 
 @app.command()

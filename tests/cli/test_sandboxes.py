@@ -115,6 +115,30 @@ def test_a_sandbox_from_its_making_to_its_end(shell: Calls) -> None:
     assert "no sandbox 'none'" in err
 
 
+def test_a_sandbox_moves_in_a_file(shell: Calls, tmp_path: Path) -> None:
+    told(shell, "create", "one", "--label", "a=b")
+    assert shell.run("exec", "one", "echo moved >/x")[0] == 0
+    file = tmp_path / "file"
+    assert "stop it first" in shell.run("export", "one", str(file))[2]
+    assert not file.exists()
+    told(shell, "stop", "one")
+    written = told(shell, "export", "one", str(file))
+    assert written == {"name": "one", "file": str(file), "bytes": file.stat().st_size}
+    assert "already something" in shell.run("export", "one", str(file))[2]
+    status, _, err = shell.run("import", str(file))
+    assert status != 0
+    assert "already a sandbox 'one'" in err
+    imported = told(shell, "import", str(file), "--name", "two")
+    assert (imported["name"], imported["state"], imported["labels"]) == ("two", "stopped", {"a": "b"})
+    told(shell, "start", "two")
+    assert shell.run("exec", "two", "cat /x")[1] == "moved\n"
+    assert shell.run("import", str(tmp_path / "none"))[0] == 2
+    file.write_bytes(file.read_bytes()[:-12_000])
+    status, _, err = shell.run("import", str(file), "--name", "three")
+    assert status != 0
+    assert "cut off" in err
+
+
 def test_commands_and_named_processes(shell: Calls) -> None:
     told(shell, "create", "one")
     status, out, _ = shell.run("exec", "--json", "--env", "X=y", "one", "echo $X; echo e >&2; exit 4")

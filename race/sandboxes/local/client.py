@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from race.errors import SandboxError
@@ -22,6 +23,7 @@ from race.sandboxes.local import (
     ports,
     process,
     talk,
+    teleport,
 )
 from race.sandboxes.local.command import request as command_request
 from race.sandboxes.local.command import run as run_command
@@ -284,6 +286,13 @@ class LocalSandbox:
                     f"the files of the sandbox {self._name!r} cannot be looked at: {error}"
                 ) from error
 
+    async def export(self, target: Path) -> None:
+        """Write a stopped sandbox, with all that it was forked from, to one file."""
+        async with self._locked() as record:
+            await anyio.to_thread.run_sync(
+                teleport.export, self._workshop, record, target.absolute(), anyio.from_thread.check_cancelled
+            )
+
     # Life
 
     async def fork(
@@ -305,6 +314,7 @@ class LocalSandbox:
                 running = liveness.alive(parent.init)
                 if not running:
                     parent = self._workshop.seal(parent)  # noqa: PLW2901 - the same parent, as it is now
+                parent = await self._workshop.flattened(parent)  # noqa: PLW2901 - likewise
                 child = parent.model_copy(
                     update={
                         "name": name,
@@ -314,8 +324,10 @@ class LocalSandbox:
                         "created": time.time(),
                         "parent": parent.name,
                         "ancestors": (parent.name, *parent.ancestors),
-                        "inherited": (*parent.own, *parent.inherited),
+                        "inherited": parent.lower,
                         "own": (),
+                        "flat": None,
+                        "covered": 0,
                         "sealed": 0,
                         "init": None,
                         "frozen": False,
@@ -325,6 +337,7 @@ class LocalSandbox:
                         "complete": False,
                     }
                 )
+                self._records.note_fork(parent.name, name)
                 await claim.enter_async_context(self._records.new(child))
                 await claim.enter_async_context(self._workshop.removed_on_failure(child))
                 if running:
@@ -370,6 +383,7 @@ class LocalSandbox:
                 self._refuse_if_forked()
                 await self._workshop.end(record)
                 place = self._workshop.discard(self._name)
+                self._records.forget_fork(record.parent, self._name)
         except SandboxError:
             if self._exists():
                 raise

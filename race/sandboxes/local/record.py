@@ -57,6 +57,9 @@ class Record(BaseModel):
     """Layers of the sandboxes that it descends from, the top one first: what `changes` compares with."""
     own: tuple[Layer, ...] = ()
     """Layers that it has sealed itself, the top one first."""
+    flat: Layer | None = None
+    """A layer that shows the same as the lowest ``covered`` of those."""
+    covered: int = 0
     sealed: int = 0
     """How many layers it has ever sealed, for their names."""
     cgroups: tuple[str, ...] = ()
@@ -71,6 +74,12 @@ class Record(BaseModel):
     frozen: bool = Field(default=False, exclude=True)
     complete: bool = Field(default=False, exclude=True)
     """Whether it came to life; if not, and nobody holds its lock, its maker was killed."""
+
+    @property
+    def lower(self) -> tuple[Layer, ...]:
+        """The layers to mount, the top one first: no more than are needed to show all that it stands on."""
+        layers = (*self.own, *self.inherited)
+        return layers if self.flat is None else (*layers[: len(layers) - self.covered], self.flat)
 
 
 def check_name(name: str, whose: str = "sandbox") -> None:
