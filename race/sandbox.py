@@ -11,7 +11,10 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+
+if TYPE_CHECKING:
+    from race.background import Process, ProcessInfo
 
 Network: TypeAlias = Literal["full", "none"] | tuple[str, ...]
 """``"full"`` shares the host's network, ``"none"`` has a loopback of its own, a tuple lists the hosts allowed."""
@@ -31,12 +34,14 @@ class Limits:
         memory: bytes of memory of all its processes together.
         disk: bytes that it may write.
         processes: how many processes and threads may exist at once.
+        cores: the processors, by number, that its processes may run on.
     """
 
     cpus: float | None = None
     memory: int | None = None
     disk: int | None = None
     processes: int | None = 4096
+    cores: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,16 @@ class SandboxSpec:
     Attributes:
         name: unique among the provider's sandboxes: letters, digits, ``._-``, at most 100 characters.
         image: ``"host"`` (the machine's own system, without its secrets and home folders) or the path of a
-            directory that holds a root filesystem.
+            directory that holds a root filesystem, of a tar file of one, or of an OCI layout or archive.
         env: the environment of its commands, on top of what the image itself brings (PATH, HOME, LANG). A ``$PATH``
             in the value of PATH stands for the image's own.
         limits: see `Limits`.
         network: see `Network`.
         labels: kept with the sandbox and shown by `SandboxProvider.list`; the framework uses ``race``, ``role``,
             ``attempt`` and ``keep``.
+        lifetime: seconds after which it is stopped, counted from its last start.
+        idle_lifetime: seconds without a command, a terminal, a named process or a transfer after which it is stopped.
+            Nothing is deleted at the end of a lifetime, and `Sandbox.start` begins both anew.
     """
 
     name: str
@@ -61,6 +69,8 @@ class SandboxSpec:
     limits: Limits = Limits()
     network: Network = "none"
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    lifetime: float | None = None
+    idle_lifetime: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,10 @@ class SandboxInfo:
     labels: Mapping[str, str]
     created: float
     """Seconds since the epoch."""
+    ancestors: tuple[str, ...] = ()
+    """What it descends from, the nearest first, also those that are deleted by now."""
+    ends: float | None = None
+    """When its lifetime ends, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +216,8 @@ class Terminal(Protocol):
 
 
 class Sandbox(Protocol):
-    """One sandbox. All methods also work on one that is stopped, but for `exec`, `terminal`, `write`, `upload` and
-    `download`.
+    """One sandbox. All methods also work on one that is stopped, but for `exec`, `terminal`, `listen`, `connect`,
+    `spawn`, `process`, `freeze`, `thaw`, `write`, `upload` and `download`.
     """
 
     @property
@@ -281,6 +295,59 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def connect(self, port: int) -> socket.socket:
+        """A connection to a port of the sandbox's own loopback. It does not block, and is the caller's to close.
+
+        Raises:
+            SandboxError: the sandbox is not running, or nothing listens there.
+        """
+        ...
+
+    async def spawn(
+        self,
+        name: str,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/",
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Start a named process, which goes on when its client is gone. Arguments are those of `exec`.
+
+        Raises:
+            SandboxError: as `exec`; a process of this name runs; the name is none that `SandboxSpec.name` could be.
+        """
+        ...
+
+    async def process(self, name: str) -> Process:
+        """Attach to a named process, whichever program started it, also when it has ended.
+
+        Raises:
+            SandboxError: there is none of this name; the text lists those there are.
+        """
+        ...
+
+    async def processes(self) -> list[ProcessInfo]:
+        """The named processes since the sandbox's last start, oldest first."""
+        ...
+
+    async def set_network(self, network: Network) -> None:
+        """Give a living sandbox, or a stopped one, another network. Commands that run keep the connections that they
+        have, unless the new network is ``"none"``.
+
+        What runs cannot be moved to the host's network or away from it: a change to or from ``"full"`` ends every
+        process of a living sandbox, as `stop` and `start` would. Its files stay.
+
+        Raises:
+            SandboxError: the provider cannot, and says why.
+        """
+        ...
+
+    async def export(self, target: Path) -> None:
+        """Write a stopped sandbox, with all that it was forked from, to one file that `SandboxProvider.load` reads on
+        this machine or another. ``target`` must not exist, and is there only when it is whole.
+        """
+        ...
+
     async def write(self, entries: Iterable[Entry]) -> None:
         """Write files, links and directories, and remove paths, in the order given, as the sandbox's root.
 
@@ -329,7 +396,7 @@ class Sandbox(Protocol):
     ) -> Sandbox:
         """A new running sandbox with this one's files as of one moment, and no process of it.
 
-        Network and limits are taken over unless given; labels are not taken over.
+        Network and limits are taken over unless given, lifetimes always, and begin anew; labels are not taken over.
         """
         ...
 
@@ -381,6 +448,25 @@ class Finding:
     required: bool = True
 
 
+FEATURES = frozenset(
+    {
+        "terminal",
+        "listen",
+        "connect",
+        "processes",
+        "freeze",
+        "set_network",
+        "export",
+        "changes",
+        "lifetimes",
+        "live_fork",
+    }
+)
+"""What a provider may leave out. ``"changes"`` is about the whole machine (without it, `Sandbox.changes` knows the
+project's folder only), ``"live_fork"`` about forking a running sandbox as of one moment. The others are methods of
+`Sandbox`, which raise `SandboxError` where they are left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """The one place where a provider says what it can do.
@@ -389,13 +475,18 @@ class Capabilities:
         isolated: a sandbox cannot reach the host's files and processes.
         networks: the kinds of `Network` it offers: ``"full"``, ``"none"``, ``"hosts"``.
         limits: the fields of `Limits` that it enforces.
-        images: what `SandboxSpec.image` may be: ``"host"``, ``"directory"``.
+        images: what `SandboxSpec.image` may be: ``"host"``, ``"directory"``, ``"tar"``, ``"oci"``, or ``"name"``
+            for a name that the provider's own engine knows.
+        features: which methods of `Sandbox` it offers besides those that all have; see `FEATURES`.
+        warning: what a verdict says of results from such sandboxes, if anything.
     """
 
     isolated: bool
     networks: frozenset[str]
     limits: frozenset[str]
     images: frozenset[str]
+    features: frozenset[str] = frozenset()
+    warning: str = ""
 
 
 @runtime_checkable
@@ -423,6 +514,17 @@ class SandboxProvider(Protocol):
         Raises:
             MachineError: this machine cannot; the text says what is missing and how to get it.
             SandboxError: the name is taken, or the image cannot be used.
+        """
+        ...
+
+    async def load(self, archive: Path, name: str | None = None) -> Sandbox:
+        """A stopped sandbox from what `Sandbox.export` wrote, under its old name or another.
+
+        The archive is not trusted: a path or link that leads out of the tree, a device, a size that is not the
+        content's, or anything cut off is refused, and an interrupted import leaves nothing.
+
+        Raises:
+            SandboxError: the archive is damaged or hostile, or the name is taken.
         """
         ...
 

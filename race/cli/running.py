@@ -26,19 +26,27 @@ class InterruptedRunError(Exception):
     """An interrupt ended the command; its clean-up is done."""
 
 
-def run_async(work: Callable[[], Awaitable[T]]) -> T:
+def run_async(
+    work: Callable[[], Awaitable[T]],
+    *,
+    interrupted: str = "interrupted: ending agents and deleting sandboxes ...",
+) -> T:
     """Run something in an event loop until it ends or an interrupt (SIGINT, SIGTERM, SIGHUP) cancels it.
 
     The first interrupt is answered at once with a line and cancels; further ones while the clean-up goes on are
     answered with a line and change nothing.
 
+    Args:
+        work: what to run.
+        interrupted: the line for the first interrupt.
+
     Raises:
         InterruptedRunError: an interrupt ended it.
     """
-    return anyio.run(_run, work)
+    return anyio.run(_run, work, interrupted)
 
 
-async def _run(work: Callable[[], Awaitable[T]]) -> T:
+async def _run(work: Callable[[], Awaitable[T]], told: str) -> T:
     result: list[T] = []
     interrupted = False
 
@@ -49,11 +57,7 @@ async def _run(work: Callable[[], Awaitable[T]]) -> T:
             async for _ in signals:
                 again = interrupted
                 interrupted = True
-                tell(
-                    "still cleaning up ..."
-                    if again
-                    else "interrupted: ending agents and deleting sandboxes ..."
-                )
+                tell("still cleaning up ..." if again else told)
                 scope.cancel()
 
     async def do(scope: anyio.CancelScope) -> None:

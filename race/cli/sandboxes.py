@@ -1,178 +1,209 @@
-"""Sub-commands about sandboxes: ``race sandbox ls exec shell fork stop start rm``."""
+"""Sub-commands about sandboxes: ``race sandbox create ls show fork start stop freeze thaw network rm upload
+download``. Those about what runs in one are in `sandbox_processes`, those about its ports in `sandbox_ports`,
+those about moves in `sandbox_archives`.
+"""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from race.cli.running import exiting, run_async
-from race.cli.terminal import attach
-from race.errors import SandboxError
-from race.home import home
-from race.plugins import provider as make_provider
-from race.sandbox import Sandbox, SandboxProvider
-
-T = TypeVar("T")
+from race.background import ProcessInfo
+from race.cli import sandbox_archives, sandbox_ports, sandbox_processes, wording
+from race.cli.running import NO_WINNER, exiting, tell
+from race.cli.sandbox_calls import (
+    Json,
+    Name,
+    Names,
+    Provider,
+    age,
+    info_data,
+    network_of,
+    on,
+    on_each,
+    told,
+    with_provider,
+    write_json,
+)
+from race.cli.sandbox_creation import create
+from race.errors import RaceError
+from race.forks import ForkFailure, fork_many
+from race.sandbox import Network, Sandbox, SandboxInfo, SandboxProvider
 
 app = typer.Typer(help="Sandboxes: those that races keep, bases, and your own.", no_args_is_help=True)
-
-Name = Annotated[str, typer.Argument(help="Name of the sandbox.", show_default=False)]
-Provider = Annotated[str, typer.Option("--sandbox", help="The sandbox provider.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout, and nothing else.")]
-
-
-def _with(provider: str, work: Callable[[SandboxProvider], Awaitable[T]]) -> T:
-    async def run() -> T:
-        made = make_provider(provider, home(), "--sandbox")
-        try:
-            return await work(made)
-        finally:
-            await made.aclose()
-
-    return run_async(run)
-
-
-def _on(provider: str, name: str, work: Callable[[Sandbox], Awaitable[T]]) -> T:
-    async def run(made: SandboxProvider) -> T:
-        return await work(await made.get(name))
-
-    return _with(provider, run)
+app.command()(create)
+sandbox_processes.register(app)
+sandbox_ports.register(app)
+sandbox_archives.register(app)
 
 
 @app.command()
 def ls(provider: Provider = "local", as_json: Json = False) -> None:
     """List sandboxes."""
-    infos = _with(provider, lambda p: p.list())
+    infos = with_provider(provider, lambda p: p.list())
     if as_json:
-        sys.stdout.write(
-            json.dumps([{**asdict(i), "labels": dict(i.labels)} for i in infos], indent=2) + "\n"
-        )
+        write_json([info_data(each) for each in infos])
         return
     if not infos:
         typer.echo("there is no sandbox")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "state", "forked from", "role", "race", "age"):
+    for heading in ("name", "state", "forked from", "role", "race", "age", "ends in"):
         table.add_column(heading, overflow="fold")
     for info in infos:
         role = info.labels.get("role", "") + (", kept" if info.labels.get("keep") == "yes" else "")
-        age = _age(time.time() - info.created)
-        cells = (info.name, info.state, info.parent or "-", role, info.labels.get("race", ""), age)
-        table.add_row(*(Text(c) for c in cells))
+        cells = (
+            info.name,
+            info.state,
+            info.parent or "-",
+            role,
+            info.labels.get("race", ""),
+            age(info.created),
+        )
+        table.add_row(*(Text(c) for c in (*cells, _ends(info))))
     Console().print(table)
 
 
-def _age(seconds: float) -> str:
-    for size, letter in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{letter}"
-    return f"{seconds:.0f}s"
+def _ends(info: SandboxInfo) -> str:
+    return wording.duration(max(info.ends - time.time(), 0)) if info.ends is not None else ""
 
 
-@app.command("exec", context_settings={"allow_interspersed_args": False})
-@exiting
-def exec_(
-    name: Name,
-    command: Annotated[
-        list[str], typer.Argument(help="The command and its arguments; one word is a shell command.")
-    ],
-    cwd: Annotated[
-        str, typer.Option("--cwd", help="Working directory; default: the project's folder, if there is one.")
-    ] = "",
-    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds.")] = None,
-    provider: Provider = "local",
-) -> int:
-    """Run a command in a sandbox. Its exit status is the command's."""
-    stdin = None if sys.stdin.isatty() else sys.stdin.buffer.read()
+@app.command()
+def show(name: Name, provider: Provider = "local", as_json: Json = False) -> None:
+    """Show what is known of a sandbox: what it descends from, its network, its lifetime, its named processes."""
 
-    async def run(sandbox: Sandbox) -> int:
-        done = await sandbox.exec(
-            command[0] if len(command) == 1 else command,
-            cwd=cwd or await _workdir(sandbox),
-            stdin=stdin,
-            timeout=timeout,
-            output_limit=64 << 20,
+    async def run(made: SandboxProvider) -> tuple[SandboxInfo, list[ProcessInfo]]:
+        sandbox = await made.get(name)
+        named = await sandbox.processes() if "processes" in made.capabilities.features else []
+        return await sandbox.info(), named
+
+    info, processes = with_provider(provider, run)
+    if as_json:
+        write_json(
+            {**info_data(info), "processes": [sandbox_processes.process_data(each) for each in processes]}
         )
-        sys.stdout.buffer.write(done.stdout)
-        sys.stdout.flush()
-        sys.stderr.buffer.write(done.stderr)
-        sys.stderr.flush()
-        if done.timed_out:
-            raise SandboxError(f"timed out after {timeout:g} s")
-        code = done.exit_code or 0
-        return code if code >= 0 else 128 - code
-
-    return _on(provider, name, run)
-
-
-async def _workdir(sandbox: Sandbox) -> str:
-    """The project's folder in sandboxes that a race made, else the root."""
-    return (await sandbox.info()).labels.get("workdir", "/")
+        return
+    rows = [
+        ("name", info.name),
+        ("state", info.state),
+        ("image", info.image),
+        ("network", info.network if isinstance(info.network, str) else ", ".join(info.network)),
+        ("age", age(info.created)),
+        ("ends in", _ends(info)),
+        ("forked from", " < ".join(info.ancestors)),
+        ("labels", ", ".join(f"{key}={value}" for key, value in sorted(info.labels.items()))),
+        ("processes", ", ".join(f"{each.name} ({each.state})" for each in processes)),
+    ]
+    for what, value in rows:
+        if value:
+            typer.echo(f"{what:12}{wording.one_line(value)}")
 
 
 @app.command()
 @exiting
-def shell(name: Name, provider: Provider = "local") -> int:
-    """Open a shell in a sandbox, on this terminal."""
-
-    async def run(sandbox: Sandbox) -> int:
-        return await attach(sandbox, await _workdir(sandbox))
-
-    return _on(provider, name, run)
-
-
-@app.command()
 def fork(
-    name: Name, new: Annotated[str, typer.Argument(help="Name of the fork.")], provider: Provider = "local"
+    name: Name,
+    new: Annotated[list[str], typer.Argument(help="Names of the forks.", show_default=False)],
+    provider: Provider = "local",
+    as_json: Json = False,
+) -> int:
+    """Fork a sandbox, running or stopped. If one of several forks fails, the others stay."""
+
+    async def run(sandbox: Sandbox) -> tuple[list[SandboxInfo], list[ForkFailure]]:
+        made = await fork_many(sandbox, new)
+        failed = [each for each in made if isinstance(each, ForkFailure)]
+        return [await each.info() for each in made if not isinstance(each, ForkFailure)], failed
+
+    infos, failed = on(provider, name, run)
+    if as_json:
+        problems = [{"name": each.name, "error": str(each.error)} for each in failed]
+        write_json({"forks": [info_data(each) for each in infos], "failed": problems})
+    else:
+        told(infos, as_json=False)
+    for each in failed:
+        tell(str(each.error))
+    return NO_WINNER if failed else 0
+
+
+@app.command()
+def stop(names: Names, provider: Provider = "local", as_json: Json = False) -> None:
+    """End every process of sandboxes; their files stay."""
+    told(on_each(provider, names, lambda s: s.stop()), as_json=as_json)
+
+
+@app.command()
+def start(names: Names, provider: Provider = "local", as_json: Json = False) -> None:
+    """Run stopped sandboxes again."""
+    told(on_each(provider, names, lambda s: s.start()), as_json=as_json)
+
+
+@app.command()
+def freeze(names: Names, provider: Provider = "local", as_json: Json = False) -> None:
+    """Hold every process of sandboxes where it is."""
+    told(on_each(provider, names, lambda s: s.freeze()), as_json=as_json)
+
+
+@app.command()
+def thaw(names: Names, provider: Provider = "local", as_json: Json = False) -> None:
+    """Let frozen sandboxes go on."""
+    told(on_each(provider, names, lambda s: s.thaw()), as_json=as_json)
+
+
+@app.command()
+def network(
+    name: Name,
+    hosts: Annotated[
+        list[str], typer.Argument(help="full, none, or the hosts that it may reach.", show_default=False)
+    ],
+    provider: Provider = "local",
+    as_json: Json = False,
 ) -> None:
-    """Fork a sandbox, running or stopped."""
-    _on(provider, name, lambda s: s.fork(new))
-    typer.echo(new)
+    """Give a sandbox another network. To or from full, what runs in it is ended; its files stay."""
+    wanted: Network = network_of(hosts)
+    told(on_each(provider, [name], lambda s: s.set_network(wanted)), as_json=as_json)
 
 
 @app.command()
-def stop(name: Name, provider: Provider = "local") -> None:
-    """End every process of a sandbox; its files stay."""
-    _on(provider, name, lambda s: s.stop())
+@exiting
+def rm(names: Names, provider: Provider = "local", as_json: Json = False) -> int:
+    """Delete sandboxes. If one of several cannot be deleted, the others are."""
 
-
-@app.command()
-def start(name: Name, provider: Provider = "local") -> None:
-    """Run a stopped sandbox again."""
-    _on(provider, name, lambda s: s.start())
-
-
-@app.command()
-def rm(
-    names: Annotated[list[str], typer.Argument(help="Names of sandboxes.")], provider: Provider = "local"
-) -> None:
-    """Delete sandboxes."""
-
-    async def run(made: SandboxProvider) -> None:
+    async def run(made: SandboxProvider) -> tuple[list[str], dict[str, RaceError]]:
+        removed: list[str] = []
+        failed: dict[str, RaceError] = {}
         for name in names:
-            await (await made.get(name)).delete()
-            typer.echo(f"removed {name}")
+            try:
+                await (await made.get(name)).delete()
+                removed.append(name)
+            except RaceError as error:
+                failed[name] = error
+        return removed, failed
 
-    _with(provider, run)
+    removed, failed = with_provider(provider, run)
+    if as_json:
+        problems = [{"name": name, "error": str(error)} for name, error in failed.items()]
+        write_json({"removed": removed, "failed": problems})
+    else:
+        for name in removed:
+            typer.echo(f"removed {name}")
+    for error in failed.values():
+        tell(str(error))
+    return NO_WINNER if failed else 0
 
 
 @app.command()
 def upload(name: Name, source: Path, target: str, provider: Provider = "local") -> None:
     """Copy a file or folder into a sandbox."""
-    _on(provider, name, lambda s: s.upload(source, target))
+    on(provider, name, lambda s: s.upload(source, target))
 
 
 @app.command()
 def download(name: Name, source: str, target: Path, provider: Provider = "local") -> None:
     """Copy a file or folder out of a sandbox; the target must not exist."""
-    _on(provider, name, lambda s: s.download(source, target.absolute()))
+    on(provider, name, lambda s: s.download(source, target.absolute()))

@@ -40,7 +40,7 @@ def small_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top.chmod(0o755)
     for name in ("bin", "etc", "root", "tmp", "proc", "dev"):
         (top / name).mkdir()
-    for name in ("sh", "cat", "id", "ls", "mkdir", "rm", "sleep", "touch", "chmod", "stat"):
+    for name in ("sh", "cat", "id", "ln", "ls", "mkdir", "rm", "sleep", "touch", "chmod", "stat"):
         program = shutil.which(name, path="/bin:/usr/bin")
         assert program is not None
         shutil.copy(program, top / "bin" / name)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-import race
 from race.errors import MachineError, SandboxError
 from race.sandbox import File, SandboxSpec
 from race.sandboxes.local import LocalProvider, diagnosis
+from tests.sandboxes.ordinary import run_as_ordinary_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,7 +211,13 @@ async def main():
     assert [(each.path, each.mode) for each in await stopped.changes()] == [(b"/app/d", 0), (b"/app/d/y", 0)]
     await stopped.download("/app/d", Path(sys.argv[1]) / "out")
     assert (await stopped.exec("echo x >/proc/sys/kernel/core_pattern")).exit_code != 0
-    for each in (stopped, running, base):
+    await stopped.stop()
+    await stopped.export(Path(sys.argv[1]) / "file")
+    moved = await provider.load(Path(sys.argv[1]) / "file", "moved")
+    assert await moved.changes() == await stopped.changes()
+    await moved.start()
+    assert (await moved.exec("cat /app/x /app/d/y; stat -c '%a %u' /app /app/d/y")).stdout == b"x\\ny0 0\\n0 0\\n"
+    for each in (moved, stopped, running, base):
         await each.delete()
     assert await provider.list() == []
     await provider.aclose()
@@ -221,48 +227,8 @@ anyio.run(main)
 """
 
 
-def _ordinary_python(path: str) -> str | None:
-    """A Python that any user may run and that has this package's dependencies."""
-    for program in (sys.executable, "/usr/bin/python3"):
-        try:
-            subprocess.run(
-                [program, "-c", "import anyio, pydantic, race.sandboxes.local"],
-                check=True,
-                user=65534,
-                env={"PYTHONPATH": path},
-                capture_output=True,
-            )
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return program
-    return None
-
-
 def test_an_ordinary_user_has_the_same_sandboxes(small_image: Path, tmp_path: Path) -> None:
     """Takes two interpreters' starts."""
-    if os.geteuid() != 0:
-        pytest.skip("then all tests run as one")
-    packages = [
-        str(Path(race.__path__[0]).parent),
-        *(each for each in sys.path if each.endswith("-packages")),
-    ]
-    program = _ordinary_python(":".join(packages))
-    if program is None:
-        pytest.skip("no Python that an ordinary user may run has the dependencies")
-    for folder in (small_image, tmp_path):
-        for each in (folder, *folder.parents):
-            if each.is_relative_to("/tmp/"):
-                each.chmod(each.stat().st_mode | 0o711)
     home = tmp_path / "user"
-    home.mkdir()
-    os.chown(home, 65534, 65534)
-    done = subprocess.run(
-        [program, "-c", _AS_ORDINARY_USER, str(home / "local"), str(small_image)],
-        user=65534,
-        group=65534,
-        extra_groups=[],
-        env={"PYTHONPATH": ":".join(packages), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        check=False,
-    )
-    assert done.stdout == b"all good\n", done.stderr.decode()
+    arguments = ["-c", _AS_ORDINARY_USER, str(home / "local"), str(small_image)]
+    assert run_as_ordinary_user(arguments, home, small_image) == b"all good\n"

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from race.errors import SandboxError
 from race.sandbox import SandboxSpec
 from race.sandboxes.local import LocalProvider, proxy
+from tests.sandboxes.waiting import output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +36,8 @@ except OSError as error:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections are kept
+
     def do_GET(self) -> None:
         text = f"{self.path} {self.headers.get('Proxy-Connection')}".encode()
         self.send_response(200)
@@ -49,6 +53,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def port() -> Iterator[int]:
     """The port of a web server on the host's loopback."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        server.daemon_threads = True
+
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server.server_address[1]
@@ -109,3 +115,63 @@ def test_hosts_are_matched_by_name_domain_and_port() -> None:
     assert not proxy.is_allowed("pypi.org", 443, allowed)
     assert not proxy.is_allowed("evilpypi.org", 443, allowed)
     assert not proxy.is_allowed("example.org.evil.net", 443, allowed)
+
+
+_HOLD = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", 3128)) as connection:
+    connection.sendall(b"CONNECT localhost:%d HTTP/1.1\\r\\n\\r\\n" % int(sys.argv[1]))
+    print(connection.recv(1000).split()[1].decode(), flush=True)
+    for line in sys.stdin:
+        got = b""
+        try:
+            connection.sendall(b"GET /again HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+            while b"/again None" not in got and (piece := connection.recv(1000)):
+                got += piece
+        except OSError:
+            pass
+        print("answered" if got else "cut", flush=True)
+"""
+
+
+@pytest.mark.anyio
+async def test_the_network_of_a_living_sandbox_can_be_changed(
+    provider: LocalProvider, new_name: Callable[[], str], port: int
+) -> None:
+    made = await provider.create(SandboxSpec(new_name()))
+    other = LocalProvider(provider.home)
+    watching = await other.get(made.name)
+    kept = await made.spawn("kept", "sleep 1000")
+    assert "refused" in await _ask(watching, "plain", "localhost", port)
+    await made.set_network((f"localhost:{port}",))
+    assert (await watching.info()).network == (f"localhost:{port}",)
+    assert await _ask(made, "plain", "localhost", port) == "200 /path?query None"
+    assert b"3128" in (await watching.exec("echo $https_proxy")).stdout
+    holding = await made.spawn("holding", ["python3", "-c", _HOLD, str(port)])
+    await output(holding, b"200\n")
+    await made.set_network(("example.org",))
+    assert "403" in await _ask(watching, "plain", "localhost", port)
+    await holding.send(b"go\n")
+    await output(holding, b"answered\n")  # what it has it keeps
+    await made.set_network("none")
+    await holding.send(b"go\n")
+    await output(holding, b"cut\n")
+    assert "refused" in await _ask(watching, "plain", "localhost", port)
+    assert (await watching.exec("echo $https_proxy")).stdout == b"\n"
+    assert (await kept.info()).state == "running"
+    await made.exec("echo here >/file")
+    await made.set_network("full")
+    direct = ["python3", "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"]
+    assert (await watching.exec(direct)).exit_code == 0
+    assert (await made.exec("cat /file")).stdout == b"here\n"
+    assert await made.processes() == []
+    await made.freeze()
+    with pytest.raises(SandboxError, match="thaw"):
+        await made.set_network("none")
+    await made.stop()
+    await made.set_network("none")
+    await made.start()
+    assert (await watching.exec(direct)).exit_code != 0
+    with pytest.raises(SandboxError, match="no network"):
+        await made.set_network("some")  # type: ignore[arg-type]
+    await other.aclose()

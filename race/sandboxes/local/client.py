@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from race.errors import SandboxError
 from race.sandbox import DEFAULT_OUTPUT_LIMIT, SandboxInfo
-from race.sandboxes.local import changes, exchange, frames, liveness, talk
-from race.sandboxes.local.cgroups import out_of_memory_kills
+from race.sandboxes.local import (
+    changes,
+    exceeded,
+    exchange,
+    frames,
+    lifetimes,
+    liveness,
+    ports,
+    process,
+    talk,
+    teleport,
+)
 from race.sandboxes.local.command import request as command_request
 from race.sandboxes.local.command import run as run_command
 from race.sandboxes.local.network import check_network, network_environment
+from race.sandboxes.local.process import LocalProcess
 from race.sandboxes.local.reading import read_file
 from race.sandboxes.local.record import Record, check_name
 from race.sandboxes.local.terminal import LocalTerminal, opened
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from race.background import ProcessInfo
     from race.sandbox import Change, Entry, ExecResult, Limits, Network, State
     from race.sandboxes.local.workshop import Workshop
 
@@ -41,21 +53,16 @@ def info_of(record: Record) -> SandboxInfo:
         network=record.network,
         labels=dict(record.labels),
         created=record.created,
+        ancestors=record.ancestors,
+        ends=_ends(record),
     )
 
 
-def _listening(port: int) -> socket.socket:
-    """A socket on the host's loopback, for a sandbox that shares the host's network."""
-    listener = socket.socket()
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
-        listener.setblocking(False)  # noqa: FBT003 - the library's signature
-    except OSError as error:
-        listener.close()
-        raise SandboxError(f"port {port} of the loopback: {error.strerror}") from error
-    return listener
+def _ends(record: Record) -> float | None:
+    """When the lifetime of a running sandbox ends, on the clock as it is set now."""
+    if record.lifetime is None or record.init is None or not liveness.alive(record.init):
+        return None
+    return round(time.time() + liveness.started(record.init) + record.lifetime - lifetimes.now(), 2)
 
 
 def state_of(record: Record) -> State:
@@ -63,19 +70,6 @@ def state_of(record: Record) -> State:
     if not liveness.alive(record.init):
         return "stopped"
     return "frozen" if record.frozen else "running"
-
-
-_MEMORY_NOTE = b"\n[a process was ended because the memory of the sandbox was used up]\n"
-
-
-def _told_of_memory(done: ExecResult, *, merged: bool) -> ExecResult:
-    if merged:
-        return replace(
-            done, stdout=done.stdout + _MEMORY_NOTE, stdout_bytes=done.stdout_bytes + len(_MEMORY_NOTE)
-        )
-    return replace(
-        done, stderr=done.stderr + _MEMORY_NOTE, stderr_bytes=done.stderr_bytes + len(_MEMORY_NOTE)
-    )
 
 
 class LocalSandbox:
@@ -92,9 +86,9 @@ class LocalSandbox:
         self._records = workshop.records
         self._name = record.name
         self._created = record.created
-        self._env = {**record.image_env, **network_environment(record.network), **record.env}
-        self._memory_limited = record.limits.memory is not None
         self._folder = self._records.folder(record.name)
+        self._latest = record
+        self._version = (0, 0)
 
     @property
     def name(self) -> str:
@@ -117,11 +111,26 @@ class LocalSandbox:
         async with self._records.locked(self._name, shared=shared) as record:
             yield self._mine(record)
 
+    async def _current(self) -> Record:
+        """Its record as of now, whose network this process serves. Read again only when somebody changed it."""
+        version = self._records.version(self._name)
+        if version != self._version:
+            self._latest = self._record()
+            if liveness.alive(self._latest.init):
+                await self._workshop.gatekeeper.serve(self._folder, self._latest)
+            self._version = version
+        return self._latest
+
+    async def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        """What a command gets, with what the call adds."""
+        record = await self._current()
+        return {**record.image_env, **network_environment(record.network), **record.env, **(env or {})}
+
     async def info(self) -> SandboxInfo:
         """What is known of it."""
         return info_of(self._record())
 
-    # Commands and files
+    # Commands
 
     async def exec(
         self,
@@ -138,17 +147,14 @@ class LocalSandbox:
         asked = command_request(
             command,
             cwd=cwd,
-            env={**self._env, **(env or {})},
+            env=await self._environment(env),
             timeout=timeout,
             merged=merge_stderr,
             has_input=stdin is not None,
         )
-        if not self._memory_limited:
-            return await run_command(self._folder, self._name, asked, stdin, output_limit)
-        groups = self._record().cgroups
-        before = out_of_memory_kills(groups)
-        done = await run_command(self._folder, self._name, asked, stdin, output_limit)
-        return done if out_of_memory_kills(groups) == before else _told_of_memory(done, merged=merge_stderr)
+        began = time.monotonic()
+        running = run_command(self._folder, self._name, asked, stdin, output_limit)
+        return await exceeded.told(running, self._folder, self._latest, began, merged=merge_stderr)
 
     async def terminal(
         self,
@@ -164,7 +170,7 @@ class LocalSandbox:
         asked = command_request(
             shell if command is None else command,
             cwd=cwd,
-            env={**self._env, **(env or {})},
+            env=await self._environment(env),
             timeout=None,
             merged=True,
             has_input=False,
@@ -175,13 +181,62 @@ class LocalSandbox:
     async def listen(self, port: int = 0) -> socket.socket:
         """A socket that listens on the sandbox's own loopback, to be accepted from by the caller, outside."""
         if self._record().network == "full":
-            return _listening(port)
-        async with talk.connected(self._folder, self._name) as connection:
-            talk.tell(connection, self._name, {"do": "listen", "port": port})
-            _, (descriptor,) = await talk.answer(connection, self._name)
-        listener = socket.socket(fileno=descriptor)
-        listener.setblocking(False)  # noqa: FBT003 - the library's signature
-        return listener
+            return ports.listening(port)
+        return await ports.listening_inside(self._folder, self._name, port)
+
+    async def connect(self, port: int) -> socket.socket:
+        """A connection to a port of the sandbox's own loopback."""
+        return await ports.connected(self._folder, self._name, port)
+
+    async def set_network(self, network: Network) -> None:
+        """Give it another network. To or from ``"full"``, a running one is stopped and started."""
+        check_network(network)
+        async with self._locked() as record:
+            changed = record.model_copy(update={"network": network})
+            alive = liveness.alive(record.init)
+            if not alive or "full" not in {network, record.network} or network == record.network:
+                self._records.save(changed)
+                if alive:
+                    await self._workshop.gatekeeper.change(self._folder, changed)
+                return
+            if record.frozen:
+                raise SandboxError(
+                    f"the sandbox {self._name!r} is frozen: thaw it, or stop it, before this change"
+                )
+            changed = await self._workshop.end(changed)
+            self._records.save(changed)
+            await self._workshop.bring_up(changed)
+
+    # Named processes
+
+    async def spawn(
+        self,
+        name: str,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/",
+        env: Mapping[str, str] | None = None,
+    ) -> LocalProcess:
+        """Start a named process, which goes on when its client is gone."""
+        environment = await self._environment(env)
+        asked = command_request(
+            command, cwd=cwd, env=environment, timeout=None, merged=True, has_input=True, named=True
+        )
+        return await process.spawned(self._folder, self._name, name, asked)
+
+    async def process(self, name: str) -> LocalProcess:
+        """Attach to a named process, whichever program started it, also when it has ended."""
+        found = LocalProcess(self._folder, self._name, name)
+        await found.info()
+        return found
+
+    async def processes(self) -> list[ProcessInfo]:
+        """The named processes since the sandbox's last start, oldest first."""
+        if state_of(self._record()) == "stopped":
+            return []
+        return await process.all_of(self._folder, self._name)
+
+    # Files
 
     async def write(self, entries: Iterable[Entry]) -> None:
         """Write files, links and directories, and remove paths, in the order given, as the sandbox's root."""
@@ -231,6 +286,13 @@ class LocalSandbox:
                     f"the files of the sandbox {self._name!r} cannot be looked at: {error}"
                 ) from error
 
+    async def export(self, target: Path) -> None:
+        """Write a stopped sandbox, with all that it was forked from, to one file."""
+        async with self._locked() as record:
+            await anyio.to_thread.run_sync(
+                teleport.export, self._workshop, record, target.absolute(), anyio.from_thread.check_cancelled
+            )
+
     # Life
 
     async def fork(
@@ -252,6 +314,7 @@ class LocalSandbox:
                 running = liveness.alive(parent.init)
                 if not running:
                     parent = self._workshop.seal(parent)  # noqa: PLW2901 - the same parent, as it is now
+                parent = await self._workshop.flattened(parent)  # noqa: PLW2901 - likewise
                 child = parent.model_copy(
                     update={
                         "name": name,
@@ -260,8 +323,11 @@ class LocalSandbox:
                         "labels": dict(labels or {}),
                         "created": time.time(),
                         "parent": parent.name,
-                        "inherited": (*parent.own, *parent.inherited),
+                        "ancestors": (parent.name, *parent.ancestors),
+                        "inherited": parent.lower,
                         "own": (),
+                        "flat": None,
+                        "covered": 0,
                         "sealed": 0,
                         "init": None,
                         "frozen": False,
@@ -271,6 +337,7 @@ class LocalSandbox:
                         "complete": False,
                     }
                 )
+                self._records.note_fork(parent.name, name)
                 await claim.enter_async_context(self._records.new(child))
                 await claim.enter_async_context(self._workshop.removed_on_failure(child))
                 if running:
@@ -316,6 +383,7 @@ class LocalSandbox:
                 self._refuse_if_forked()
                 await self._workshop.end(record)
                 place = self._workshop.discard(self._name)
+                self._records.forget_fork(record.parent, self._name)
         except SandboxError:
             if self._exists():
                 raise

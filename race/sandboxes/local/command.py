@@ -38,6 +38,7 @@ def request(
     merged: bool,
     has_input: bool,
     terminal: list[int] | None = None,
+    named: bool = False,
 ) -> ExecRequest:
     """What PID 1 is asked for.
 
@@ -71,6 +72,7 @@ def request(
         "merged": merged,
         "has_input": has_input,
         "terminal": terminal,
+        "named": named,
     }
 
 

@@ -30,6 +30,15 @@ def copy_layer(source: str, target: str) -> None:
     _Copy().directory(os.fsencode(source), os.fsencode(target))
 
 
+def copy_entry(source: bytes, target: bytes) -> None:
+    """Copy what is not a directory, as `copy_layer` does.
+
+    Raises:
+        OSError: it cannot be read, or there is no room.
+    """
+    _Copy().entry(source, target)
+
+
 class _Copy:
     def __init__(self) -> None:
         self._links: dict[tuple[int, int], bytes] = {}
@@ -54,13 +63,14 @@ class _Copy:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append((entry.path, place))
                     else:
-                        self._entry(entry.path, place)
+                        self.entry(entry.path, place)
         for old, new, status in reversed(
             finished
         ):  # times last, and modes when nothing more is to be written
-            _copy_status(old, new, status)
+            copy_status(old, new, status)
 
-    def _entry(self, old: bytes, new: bytes) -> None:
+    def entry(self, old: bytes, new: bytes) -> None:
+        """Copy one entry, or link it to where it was copied before."""
         status = os.lstat(old)
         key = (status.st_dev, status.st_ino)
         if status.st_nlink > 1 and key in self._links:
@@ -69,21 +79,31 @@ class _Copy:
         if stat.S_ISREG(status.st_mode):
             with readable(old):
                 _copy_file(old, new)
-                _copy_status(old, new, status)
+                copy_status(old, new, status)
         elif stat.S_ISLNK(status.st_mode):
             os.symlink(os.readlink(old), new)
         else:
             os.mknod(new, status.st_mode, status.st_rdev)
         if not (stat.S_ISREG(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev == 0)):
-            _copy_status(old, new, status)
+            copy_status(old, new, status)
         if status.st_nlink > 1:
             self._links[key] = new
 
 
-def _copy_status(old: bytes, new: bytes, status: os.stat_result) -> None:
+def copy_status(old: bytes, new: bytes, status: os.stat_result, without: tuple[str, ...] = ()) -> None:
+    """Give a copy the owner, attributes, mode and times of the original.
+
+    Args:
+        old: the original.
+        new: the copy.
+        status: of the original, before anything was done to it.
+        without: how attributes begin that are not copied.
+    """
     if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
         os.chown(new, status.st_uid, status.st_gid, follow_symlinks=False)
     for name in os.listxattr(old, follow_symlinks=False):
+        if without and name.startswith(without):
+            continue
         with contextlib.suppress(OSError):  # some belong to the file system itself
             os.setxattr(new, name, os.getxattr(old, name, follow_symlinks=False), follow_symlinks=False)
     if not stat.S_ISLNK(status.st_mode):

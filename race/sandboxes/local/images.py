@@ -10,12 +10,19 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from race.errors import MachineError, SandboxError
 from race.sandboxes.local import diagnosis, host_image, host_tools, locks
 from race.sandboxes.local.record import Mount
 from race.sandboxes.local.removal import remove_tree
+from race.sandboxes.local.rootfs_images import RootfsImages, is_layout
 from race.sandboxes.local.zygote import is_host_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from race.sandboxes.local.layer_store import LayerStore
 
 HOST = "host"
 _MOUNTS = "mounts.json"
@@ -32,11 +39,13 @@ class Image:
         mounts: ``/`` first.
         env: what its commands get before anything else.
         folder: what was prepared for it, relative to home; None if nothing was.
+        workdir: where it wants its programs to be run; empty if it does not say.
     """
 
     mounts: tuple[Mount, ...]
     env: dict[str, str]
     folder: str | None
+    workdir: str = ""
 
 
 class Images:
@@ -44,14 +53,20 @@ class Images:
 
     Args:
         home: the provider's folder.
+        store: where the layers of those go that come as files.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, store: LayerStore) -> None:
         self._home = home
         self._all = home / "images"
+        self._rootfs = RootfsImages(home, store)
 
-    def get(self, image: str) -> Image:
+    def get(self, image: str, pulse: Callable[[], None] = lambda: None) -> Image:
         """The image, prepared if it has not been yet. Takes some milliseconds; seconds at the first time.
+
+        Args:
+            image: see `SandboxSpec.image`. The store must be held if it may be a file.
+            pulse: called again and again while something is unpacked; what it raises ends the work.
 
         Raises:
             SandboxError: it cannot be used.
@@ -69,28 +84,36 @@ class Images:
                 for at, image in mounts
             )
             return Image(tuple(layers), host_tools.host_environment(host_tools.tool_folders()), relative)
-        path = self._directory(image)
-        return Image((Mount(at="/", image=(str(path),)),), host_tools.base_environment(), None)
+        path = self._path(image)
+        env = host_tools.base_environment()
+        if path.is_dir() and not is_layout(path):
+            return Image((Mount(at="/", image=(str(path),)),), env, None)
+        found = self._rootfs.get(path, pulse)
+        mounts = (Mount(at="/", image=found.layers),)
+        return Image(mounts, {**env, **found.env}, None, found.workdir)
 
     def identity(self, image: str) -> str:
         """A name that changes when the content of the image does.
 
         For the host that is when its package databases or program folders change; for a directory when any
-        name, size, mode or time in it does.
+        name, size, mode or time in it does; for a file when a byte does.
 
         Raises:
             SandboxError: it cannot be used.
         """
         if image == HOST:
             return f"host-{_host_digest()}"
-        return f"directory-{_directory_digest(self._directory(image))}"
+        path = self._path(image)
+        if path.is_dir() and not is_layout(path):
+            return f"directory-{_directory_digest(path)}"
+        return self._rootfs.identity(path)
 
-    def _directory(self, image: str) -> Path:
+    def _path(self, image: str) -> Path:
         path = Path(image)
-        if not path.is_absolute() or not path.is_dir():
+        if not path.is_absolute() or not (path.is_dir() or path.is_file()):
             raise SandboxError(
                 f"the image {image!r} cannot be used: it must be 'host' or the absolute path of a directory that holds "
-                "a root filesystem"
+                "a root filesystem, of a tar file of one, or of an OCI layout or archive"
             )
         path = path.resolve()
         if self._home.resolve().is_relative_to(path):

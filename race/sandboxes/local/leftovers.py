@@ -30,7 +30,25 @@ async def collect(workshop: Workshop) -> list[str]:
     """
     lines = await _unborn(workshop)
     lines += await anyio.to_thread.run_sync(_folders, workshop)
+    lines += await _groups_of_ended(workshop)
     lines += await anyio.to_thread.run_sync(_groups, workshop)
+    return lines
+
+
+async def _groups_of_ended(workshop: Workshop) -> list[str]:
+    """Control groups of sandboxes that ended by themselves, or whose PID 1 was killed."""
+    lines: list[str] = []
+    for record in workshop.records.all():
+        if liveness.alive(record.init) or not any(os.path.exists(each) for each in record.cgroups):
+            continue
+        with contextlib.suppress(SandboxError):
+            async with workshop.records.locked(record.name) as latest:
+                if not liveness.alive(latest.init):
+                    left = [each for each in latest.cgroups if os.path.exists(each)]
+                    workshop.cgroups.remove(left)
+                    lines += [
+                        f"removed the control group {each}" for each in left if not os.path.exists(each)
+                    ]
     return lines
 
 
@@ -46,8 +64,11 @@ async def _unborn(workshop: Workshop) -> list[str]:
         with contextlib.suppress(SandboxError):
             async with workshop.records.locked(record.name) as latest:
                 for each in workshop.records.scraps(record.name):
-                    each.unlink(missing_ok=True)
-                    lines.append(f"removed an unfinished record of the sandbox {record.name!r}")
+                    if each.is_dir():
+                        remove_tree(each)
+                    else:
+                        each.unlink(missing_ok=True)
+                    lines.append(f"removed something unfinished of the sandbox {record.name!r}")
                 if latest.complete:
                     continue
                 with anyio.CancelScope(shield=True):
@@ -69,10 +90,23 @@ def _folders(workshop: Workshop) -> list[str]:
     for folder in workshop.images.unused(used):
         _remove(workshop, folder)
         lines.append(f"removed {folder.name}, an image of this machine that no sandbox uses")
+    lines += sweep_layers(workshop)
     trash = workshop.trash
     left = sorted(trash.iterdir()) if trash.is_dir() else []
     gone = [each.name.rpartition("-")[0] for each in left if _remove_unless_held(each)]
     return lines + [f"removed what was left of the sandbox {each!r}" for each in gone]
+
+
+def sweep_layers(workshop: Workshop) -> list[str]:
+    """Remove the layers of images and of imports that no sandbox uses.
+
+    Returns:
+        A line about each.
+    """
+    with workshop.layers.unused(lambda: workshop.records.all(unborn=True)) as unused:
+        for folder in unused:
+            _remove(workshop, folder)
+        return [f"removed the layer {each.name}, which no sandbox uses" for each in unused]
 
 
 def _remove(workshop: Workshop, folder: Path) -> None:

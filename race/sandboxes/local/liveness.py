@@ -68,6 +68,11 @@ def alive(init: Init | None) -> bool:
     )
 
 
+def started(init: Init) -> float:
+    """When it was started, in seconds since the machine was."""
+    return init.start / os.sysconf("SC_CLK_TCK")
+
+
 async def end(init: Init | None) -> None:
     """Kill the process and wait until it, and with it everything in its PID namespace, is gone.
 

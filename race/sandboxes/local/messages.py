@@ -40,6 +40,20 @@ class SpawnRequest(TypedDict):
     """The limit on processes and threads."""
     cgroups: list[str]
     """``cgroup.procs`` files to join."""
+    lifetime: float | None
+    """Seconds after which it ends itself."""
+    idle_lifetime: float | None
+    """Seconds without use after which it does."""
+    cores: list[int] | None
+    """The processors that it may use."""
+    memory: int | None
+    """Bytes of memory that it may use, if its PID 1 has to watch that."""
+    shared_memory: int | None
+    """Bytes that files in its ``/dev/shm`` may take up; None leaves that to the kernel."""
+    disk: int | None
+    """Bytes that it may write."""
+    written: list[str]
+    """The directories, relative to home, that count for ``disk``."""
 
 
 class Spawned(TypedDict):
@@ -78,6 +92,50 @@ class ExecRequest(TypedDict):
     terminal: list[int] | None
     """Rows and columns: the command gets a terminal of its own, whose other side is sent as a descriptor
     before `Ended`; the request then comes without descriptors."""
+    named: bool
+    """It is a named process, asked for by PID 1 itself: there are no readers, and `Done` says that it has started."""
+
+
+class NamedRequest(TypedDict):
+    """Orchestrator to PID 1, with a descriptor of a file without a name, for what the process writes.
+
+    Answered, once it has started, by ``{"process": ProcessState}`` or `Failure`.
+    """
+
+    do: Literal["spawn"]
+    name: str
+    command: list[str]
+    """To be shown."""
+    exec: ExecRequest
+
+
+class ProcessRequest(TypedDict):
+    """Orchestrator to PID 1, about a named process; answered by ``{"process": ProcessState}`` or `Failure`.
+
+    ``output`` is answered with a descriptor of a file that holds the bytes asked for, ``input`` with one to write to
+    (none, if it asks for the input's ``end``), and ``wait`` when the process has ended. ``processes`` has no name, and
+    is answered by ``{"processes": [ProcessState, ...]}``.
+    """
+
+    do: Literal["process", "processes", "output", "input", "wait", "signal"]
+    name: NotRequired[str]
+    position: NotRequired[int]
+    limit: NotRequired[int]
+    end: NotRequired[bool]
+    number: NotRequired[int]
+
+
+class ProcessState(TypedDict):
+    """What is known of a named process."""
+
+    name: str
+    command: list[str]
+    running: bool
+    status: int | None
+    """As ``wait`` gives it."""
+    started: float
+    output_bytes: int
+    lost_bytes: int
 
 
 class Ended(TypedDict):
@@ -110,12 +168,16 @@ class ControlRequest(TypedDict):
 
     ``hold`` is a freeze that ends with the connection. ``done`` says that the orchestrator has all it wanted
     of a command, whose background processes may go on; ``end`` asks for it and all it started to be ended.
-    ``listen`` is answered with a descriptor of a socket that listens inside the sandbox's network.
+    ``listen`` is answered with a descriptor of a socket that listens inside the sandbox's network, ``connect`` with one
+    that is being connected to its loopback. ``unlisten`` shuts the proxy's port,
+    and is answered with how many ``connections`` to it there still are.
+    ``ended`` is answered with when processes were last ended for the sake of each limit that PID 1 watches.
     """
 
-    do: Literal["freeze", "hold", "thaw", "done", "end", "listen"]
+    do: Literal["freeze", "hold", "thaw", "done", "end", "ended", "listen", "unlisten", "connect"]
     port: NotRequired[int]
-    """Where to listen: 0 takes a free port; default: the proxy's."""
+    """Where to listen: 0 takes a free port; default: the proxy's. What to connect to."""
+    family: NotRequired[int]
 
 
 class Done(TypedDict):

@@ -8,9 +8,11 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+import anyio
+
 from race.errors import SandboxError
 from race.sandboxes.local import talk, wire
-from race.sandboxes.local.pid1 import PROXY_PORT
+from race.sandboxes.local.inner_ports import PROXY_PORT
 from race.sandboxes.local.spawner import Helper
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from race.sandbox import Network
     from race.sandboxes.local.record import Record
 
+_CUT_WITHIN = 5.0
+"""Seconds in which every proxy that serves a sandbox must have closed its connections."""
+_PAUSE = 0.02
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 
 
@@ -63,7 +68,7 @@ class Gatekeeper:
 
     def __init__(self) -> None:
         self._proxy: Helper | None = None
-        self._served: set[tuple[int, int]] = set()
+        self._served: set[tuple[int, int, tuple[str, ...]]] = set()
 
     async def serve(self, folder: Path, record: Record) -> None:
         """Let a running sandbox reach the hosts of its list. Safe to repeat.
@@ -73,7 +78,7 @@ class Gatekeeper:
         """
         if isinstance(record.network, str) or record.init is None:
             return
-        key = (record.init.pid, record.init.start)
+        key = (record.init.pid, record.init.start, record.network)
         if key in self._served and self._proxy is not None and self._proxy.owner == os.getpid():
             return
         async with talk.connected(folder, record.name) as connection:
@@ -81,11 +86,39 @@ class Gatekeeper:
             _, descriptors = await talk.answer(connection, record.name)
         try:
             descriptors.append(os.pidfd_open(record.init.pid))  # the proxy stops when the sandbox does
+            # Where the proxy sees, when the port is shut, whether connections may go on.
+            descriptors.append(os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             self._tell({"hosts": list(record.network)}, descriptors)
         finally:
             for each in descriptors:
                 os.close(each)
         self._served.add(key)
+
+    async def change(self, folder: Path, record: Record) -> None:
+        """Let a running sandbox reach what its record says by now, and nothing that it said before.
+
+        Raises:
+            SandboxError: the sandbox ended, or its connections do not.
+        """
+        with anyio.move_on_after(_CUT_WITHIN) as patience:
+            while await self._connections(folder, record.name) and record.network == "none":  # noqa: ASYNC110 - other processes close them
+                await anyio.sleep(_PAUSE)
+        if patience.cancelled_caught:
+            raise SandboxError(
+                f"the network of the sandbox {record.name!r} is shut, but a process that served it holds connections "
+                "of it open: end that process, or stop the sandbox"
+            )
+        if record.init is not None:
+            own = (record.init.pid, record.init.start)
+            self._served = {each for each in self._served if each[:2] != own}
+        await self.serve(folder, record)
+
+    async def _connections(self, folder: Path, name: str) -> int:
+        """Shut the port, and see how many connections there still are."""
+        async with talk.connected(folder, name) as connection:
+            talk.tell(connection, name, {"do": "unlisten"})
+            message, _ = await talk.answer(connection, name)
+        return int(message["connections"])
 
     def _tell(self, message: dict[str, list[str]], descriptors: list[int]) -> None:
         if self._proxy is None or self._proxy.owner != os.getpid():

@@ -65,7 +65,13 @@ def _below(root: int, processes: dict[int, list[str]]) -> set[int]:
     return found
 
 
-def _signal(pid: int, number: int) -> None:
+def descendants(root: int) -> set[int]:
+    """All that a process started, and they in turn."""
+    return _below(root, _processes())
+
+
+def tell(pid: int, number: int) -> None:
+    """Send a signal, if the process is still there."""
     with contextlib.suppress(OSError):  # it may have ended since
         os.kill(pid, number)
 
@@ -80,18 +86,18 @@ def end_tree(root: int) -> set[int]:
     Returns:
         What was killed. It is gone only when it has been reaped.
     """
-    _signal(root, signal.SIGSTOP)  # else it would report its command's death as an ordinary one
+    tell(root, signal.SIGSTOP)  # else it would report its command's death as an ordinary one
     doomed: set[int] = set()
     for _ in range(_ROUNDS_BEFORE_STOPPING_ALL):
-        new = _below(root, _processes()) - doomed
+        new = descendants(root) - doomed
         if not new:
             break
         for pid in new:
-            _signal(pid, signal.SIGSTOP)
+            tell(pid, signal.SIGSTOP)
         doomed |= new
     else:
         before = stop_all(settling=0.0)
-        doomed = _below(root, _processes())
+        doomed = descendants(root)
         _kill(root, doomed)
         continue_all(before)
         return doomed | {root}
@@ -100,15 +106,17 @@ def end_tree(root: int) -> set[int]:
 
 
 def _kill(root: int, others: set[int]) -> None:
-    _signal(root, signal.SIGKILL)
+    tell(root, signal.SIGKILL)
     for pid in others:
-        _signal(pid, signal.SIGKILL)
+        tell(pid, signal.SIGKILL)
 
 
 def stop_all(*, settling: float = _SETTLING) -> set[int]:
     """Stop every process of the sandbox but this one, its PID 1.
 
-    The kernel signals all of them in one step, in which none can fork.
+    The kernel signals all of them in one step, in which none can fork. A control group could be frozen instead, but
+    either with PID 1 in it, which then keeps no time and answers nobody, or with each command being moved into it,
+    which takes the kernel tens of milliseconds.
 
     Args:
         settling: seconds to wait at most until all have really come to rest.
@@ -142,4 +150,4 @@ def continue_all(but: set[int]) -> None:
     """Let every process go on, except those that had been stopped before."""
     for pid in _processes():
         if pid not in but:
-            _signal(pid, signal.SIGCONT)
+            tell(pid, signal.SIGCONT)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from race.errors import MachineError
 from race.sandbox import Capabilities, SandboxInfo, SandboxSpec
-from race.sandboxes.local import liveness
+from race.sandboxes.local import liveness, teleport
 from race.sandboxes.local.client import LocalSandbox, info_of
 from race.sandboxes.local.doctor import examine
-from race.sandboxes.local.leftovers import collect
+from race.sandboxes.local.leftovers import collect, sweep_layers
 from race.sandboxes.local.network import check_network
-from race.sandboxes.local.record import Record, check_name
+from race.sandboxes.local.record import Record, check_lifetimes, check_name
 from race.sandboxes.local.workshop import Workshop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from pathlib import Path
 
     from race.sandbox import Finding
+    from race.sandboxes.local.images import Image
 
 
 class LocalProvider:
@@ -45,8 +50,22 @@ class LocalProvider:
         return Capabilities(
             isolated=True,
             networks=frozenset({"full", "none", "hosts"}),
-            limits=frozenset({"processes", *self._workshop.cgroups.hierarchies}),
-            images=frozenset({"host", "directory"}),
+            limits=frozenset({"cores", "disk", "memory", "processes", *self._workshop.cgroups.hierarchies}),
+            images=frozenset({"host", "directory", "tar", "oci"}),
+            features=frozenset(
+                {
+                    "changes",
+                    "connect",
+                    "export",
+                    "freeze",
+                    "lifetimes",
+                    "listen",
+                    "live_fork",
+                    "processes",
+                    "set_network",
+                    "terminal",
+                }
+            ),
         )
 
     async def check(self) -> list[Finding]:
@@ -62,10 +81,28 @@ class LocalProvider:
         """A new running sandbox."""
         check_name(spec.name)
         check_network(spec.network)
+        check_lifetimes(spec)
         cgroups = self._workshop.cgroups.plan(spec.name, spec.limits)
         self._make_home()
-        image = await anyio.to_thread.run_sync(self._workshop.images.get, spec.image)
-        record = Record(
+        async with self._layers_swept_on_failure(), self._workshop.layers.held():
+            image = await anyio.to_thread.run_sync(
+                self._workshop.images.get, spec.image, anyio.from_thread.check_cancelled
+            )
+            return await self._bring_up(self._record(spec, image, cgroups))
+
+    @contextlib.asynccontextmanager
+    async def _layers_swept_on_failure(self) -> AsyncGenerator[None]:
+        """Leave no layer of what could not be made from it."""
+        try:
+            yield
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(sweep_layers, self._workshop)
+            raise
+
+    def _record(self, spec: SandboxSpec, image: Image, cgroups: tuple[str, ...]) -> Record:
+        workdir = {"workdir": image.workdir} if image.workdir else {}
+        return Record(
             name=spec.name,
             image=spec.image,
             mounts=image.mounts,
@@ -73,11 +110,15 @@ class LocalProvider:
             env=_environment(spec, image.env),
             limits=spec.limits,
             network=spec.network,
-            labels=dict(spec.labels),
+            labels={**workdir, **spec.labels},
             created=time.time(),
             cgroups=cgroups,
+            lifetime=spec.lifetime,
+            idle_lifetime=spec.idle_lifetime,
             image_folder=image.folder,
         )
+
+    async def _bring_up(self, record: Record) -> LocalSandbox:
         async with self._workshop.records.new(record), self._workshop.removed_on_failure(record):
             return LocalSandbox(self._workshop, await self._workshop.bring_up(record))
 
@@ -90,6 +131,32 @@ class LocalProvider:
             raise MachineError(
                 f"the folder of the sandboxes cannot be made: {error}. Set RACE_HOME to one that you can write to"
             ) from error
+
+    async def load(
+        self, archive: Path, name: str | None = None, *, other_system: bool = False
+    ) -> LocalSandbox:
+        """A stopped sandbox from what `Sandbox.export` wrote, under its old name or another.
+
+        Args:
+            archive: the file.
+            name: of the new sandbox; default: the one that it had.
+            other_system: take a sandbox on the image ``host`` although this machine's system, which is not in the
+                file, is another than the one it was made on.
+        """
+        self._make_home()
+        work = partial(
+            teleport.load,
+            self._workshop,
+            archive.absolute(),
+            name,
+            other_system=other_system,
+            pulse=anyio.from_thread.check_cancelled,
+        )
+        async with self._layers_swept_on_failure(), self._workshop.layers.held():
+            record = await anyio.to_thread.run_sync(work)
+            async with self._workshop.records.new(record):
+                self._workshop.records.save_complete(record.name)
+        return LocalSandbox(self._workshop, record.model_copy(update={"complete": True}))
 
     async def get(self, name: str) -> LocalSandbox:
         """Take over a sandbox, whichever process made it."""

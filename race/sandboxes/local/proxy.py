@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import json
 import os
 import socket
 from urllib.parse import urlsplit
@@ -20,6 +22,10 @@ _LONGEST_HEAD = 1 << 16
 _PIECE = 1 << 16
 _PATIENCE = 30.0
 """Seconds for a request to arrive and for a connection to be made."""
+_LOOK_EVERY = 0.05
+"""Seconds between looks whether connections from before a change of the network may still go on."""
+_PAUSE = 0.01
+"""Seconds until the next try, when a connection could not be accepted."""
 _STANDARD_PORTS = (80, 443)
 _DROPPED = (b"proxy-", b"connection:", b"keep-alive:")
 
@@ -41,8 +47,8 @@ async def _serve(orders: socket.socket) -> None:
         if received is None:
             over.set()
             return
-        message, (listener, process) = received
-        task = loop.create_task(_Gate(message["hosts"]).serve(listener, process))
+        message, (listener, process, folder) = received
+        task = loop.create_task(_Gate(message["hosts"], folder).serve(listener, process))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -78,30 +84,70 @@ class _Gate:
 
     Args:
         allowed: its list of hosts.
+        folder: descriptor of its folder, whose record says what its network is when the port has been shut.
     """
 
-    def __init__(self, allowed: list[str]) -> None:
+    def __init__(self, allowed: list[str], folder: int) -> None:
         self._allowed = allowed
+        self._folder = folder
 
     async def serve(self, listener: int, process: int) -> None:
-        """Serve until the sandbox ends.
+        """Serve until the sandbox ends, or its port is shut.
 
         Args:
             listener: descriptor of the listening socket.
             process: descriptor that becomes readable when the sandbox's PID 1 ends.
         """
-        ended = asyncio.Event()
         loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
         loop.add_reader(process, ended.set)
+        over = loop.create_task(ended.wait())
+        work = loop.create_task(self._accept(listener))
         try:
-            server = await asyncio.start_server(
-                self._client, sock=socket.socket(fileno=listener), limit=_LONGEST_HEAD
-            )
-            async with server:
-                await ended.wait()
+            await asyncio.wait((over, work), return_when=asyncio.FIRST_COMPLETED)
         finally:
             loop.remove_reader(process)
+            for each in (over, work):
+                each.cancel()
             os.close(process)
+            os.close(self._folder)
+
+    async def _accept(self, listener: int) -> None:
+        """Serve clients until the port is shut, and those that came before that until they may not go on."""
+        loop = asyncio.get_running_loop()
+        clients: set[asyncio.Task[None]] = set()
+        try:
+            with socket.socket(fileno=listener) as port:
+                port.setblocking(False)  # noqa: FBT003 - the library's signature
+                while True:
+                    try:
+                        accepted, _ = await loop.sock_accept(port)
+                    except OSError as error:
+                        if error.errno == errno.EINVAL:  # it listens no more
+                            break
+                        await asyncio.sleep(_PAUSE)
+                        continue
+                    client = loop.create_task(self._serve_client(accepted))
+                    clients.add(client)
+                    client.add_done_callback(clients.discard)
+            while clients and not self._is_cut_off():
+                await asyncio.wait(clients, timeout=_LOOK_EVERY)
+        finally:
+            for each in clients:
+                each.cancel()
+
+    async def _serve_client(self, accepted: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=accepted, limit=_LONGEST_HEAD)
+        await self._client(reader, writer)
+
+    def _is_cut_off(self) -> bool:
+        """Whether connections may not go on either."""
+        try:
+            record = os.open("record.json", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+        except OSError:
+            return True
+        with open(record, encoding="utf-8") as file:
+            return bool(json.load(file)["network"] == "none")
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -11,6 +11,7 @@ One folder a sandbox, below ``home/sandboxes``::
     upper/N       what it changed in its N-th mount since its last sealed layer
     work/N        overlay's own scratch folder
     layers/K/N    sealed layers that belong to it; forks of it use them too
+    forks/NAME    empty; there is for each sandbox that was forked from it
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from race.errors import SandboxError
-from race.sandboxes.local import locks
+from race.sandboxes.local import flattening, locks
 from race.sandboxes.local.liveness import Init
 from race.sandboxes.local.record import Record, check_name
 
@@ -38,6 +39,7 @@ _RECORD = "record.json"
 _INIT = "init.json"
 _FROZEN = "frozen"
 _UNBORN = "unborn"
+_FORKS = "forks"
 _LOCK = "lock"
 _UNFINISHED = ".new-"
 _BESIDE = ".beside-"
@@ -83,6 +85,14 @@ class Records:
         except ValidationError as error:
             raise SandboxError(f"the record of the sandbox {name!r} cannot be read: {error}") from error
 
+    def version(self, name: str) -> tuple[int, int]:
+        """What changes whenever a sandbox's record is written anew; zeros if there is none."""
+        try:
+            status = os.stat(self.folder(name) / _RECORD)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0, 0
+        return status.st_ino, status.st_mtime_ns
+
     def unknown(self, name: str) -> SandboxError:
         """The error for a name that no sandbox has; it lists those there are."""
         known = ", ".join(repr(each.name) for each in self.all()) or "none"
@@ -103,12 +113,39 @@ class Records:
         return sorted(found, key=lambda each: (each.created, each.name))
 
     def forks(self, name: str) -> list[str]:
-        """The sandboxes that were forked from this one, or are just being."""
-        return [
-            each.name
-            for each in self.all(unborn=True)
-            if each.parent == name and (each.complete or self.is_in_use(self.folder(each.name)))
-        ]
+        """The sandboxes that were forked from this one, or are just being. Its lock must be held."""
+        try:
+            noted = sorted(os.listdir(self.folder(name) / _FORKS))
+        except FileNotFoundError:  # it was made before forks were noted down
+            noted = self.names()
+        found: list[str] = []
+        for each in noted:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValidationError):
+                record = self._read(each)
+                if record.parent == name and (record.complete or self.is_in_use(self.folder(each))):
+                    found.append(each)
+        return found
+
+    def note_fork(self, parent: str, name: str) -> None:
+        """Write down that a fork is about to be made. The parent's lock must be held.
+
+        To look for forks in the records of all sandboxes would make the deletion of a thousand take minutes.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder(parent) / _FORKS / name).touch(mode=0o600)
+
+    def forget_fork(self, parent: str | None, name: str) -> None:
+        """Take that back, when the fork is gone; later, if somebody is at work on the parent."""
+        if parent is None:
+            return
+        with contextlib.suppress(OSError):
+            lock = os.open(self.folder(parent) / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not self.folder(name).exists():  # else another one got the name at once
+                    (self.folder(parent) / _FORKS / name).unlink(missing_ok=True)
+            finally:
+                os.close(lock)
 
     def _read(self, name: str) -> Record:
         folder = self.folder(name)
@@ -151,7 +188,8 @@ class Records:
         """What was written and not put in its place, because its writer was killed or is just about to do
         so.
         """
-        return list(self.folder(name).glob(f"{_BESIDE}*"))
+        folder = self.folder(name)
+        return [*folder.glob(f"{_BESIDE}*"), *folder.glob(f"layers/{flattening.UNFINISHED}*")]
 
     @contextlib.asynccontextmanager
     async def new(self, record: Record) -> AsyncGenerator[None]:
@@ -167,7 +205,7 @@ class Records:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for each in ("upper", "work"):
+            for each in ("upper", "work", _FORKS):
                 (folder / each).mkdir(mode=0o700)
             (folder / _UNBORN).touch(mode=0o600)
             _write(folder / _RECORD, record)
@@ -227,7 +265,7 @@ def _write(path: Path, value: BaseModel) -> None:
 
 
 def _remove_new(folder: Path) -> None:
-    for each in ("upper", "work"):
+    for each in ("upper", "work", _FORKS):
         (folder / each).rmdir()
     for file in folder.iterdir():
         file.unlink()

@@ -50,17 +50,20 @@ def _send_packet(connection: socket.socket, data: bytes, descriptors: list[int])
     connection.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
 
 
-def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
+def receive(connection: socket.socket, *, wait: bool = True) -> tuple[Any, list[int]] | None:
     """The next message with its descriptors, which are the caller's to close; None when the other side is
     gone.
 
+    Args:
+        connection: a ``SOCK_SEQPACKET`` socket.
+        wait: for a message to come, if the socket blocks.
+
     Raises:
-        BlockingIOError: nothing is there yet on a non-blocking socket.
+        BlockingIOError: nothing is there yet.
     """
+    flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
     try:
-        data, ancillary, _, _ = connection.recvmsg(
-            _PACKET + 1, socket.CMSG_SPACE(_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
-        )
+        data, ancillary, _, _ = connection.recvmsg(_PACKET + 1, socket.CMSG_SPACE(_DESCRIPTORS * 4), flags)
     except ConnectionResetError:
         return None
     descriptors = array.array("i")

@@ -16,10 +16,11 @@ import anyio
 import anyio.to_thread
 
 from race.errors import MachineError, SandboxError
-from race.sandboxes.local import copying, liveness, talk
+from race.sandboxes.local import copying, flattening, liveness, talk
 from race.sandboxes.local.cgroups import Cgroups
 from race.sandboxes.local.changes import Stack
 from race.sandboxes.local.images import Images
+from race.sandboxes.local.layer_store import LayerStore
 from race.sandboxes.local.network import Gatekeeper
 from race.sandboxes.local.record import Layer, Record
 from race.sandboxes.local.records import Records
@@ -49,7 +50,8 @@ class Workshop:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.records = Records(home)
-        self.images = Images(home)
+        self.layers = LayerStore(home)
+        self.images = Images(home, self.layers)
         self.spawner = Spawner(home)
         self.cgroups = Cgroups(home)
         self.gatekeeper = Gatekeeper()
@@ -98,9 +100,7 @@ class Workshop:
         own = f"sandboxes/{record.name}"
         mounts: list[MountPlan] = []
         for index, mount in enumerate(record.mounts):
-            layers = [
-                f"{each.folder}/{index}" for each in (*record.own, *record.inherited) if index in each.parts
-            ]
+            layers = [f"{each.folder}/{index}" for each in record.lower if index in each.parts]
             mounts.append(
                 {
                     "at": mount.at,
@@ -116,6 +116,14 @@ class Workshop:
             "share_network": record.network == "full",
             "processes": record.limits.processes,
             "cgroups": cgroups,
+            "lifetime": record.lifetime,
+            "idle_lifetime": record.idle_lifetime,
+            "cores": None if record.limits.cores is None else list(record.limits.cores),
+            "memory": self.cgroups.watched_memory(record.limits),
+            # No process has it, so that nobody could be ended for it; half leaves the processes some.
+            "shared_memory": None if record.limits.memory is None else record.limits.memory // 2,
+            "disk": record.limits.disk,
+            "written": [] if record.limits.disk is None else _written_by(record),
         }
 
     # Layers
@@ -179,16 +187,11 @@ class Workshop:
         return tuple(found)
 
     def seal(self, record: Record) -> Record:
-        """Make what a stopped sandbox has written a layer that it and its forks share. Nothing is copied.
-
-        Raises:
-            SandboxError: it has too many layers already.
-        """
+        """Make what a stopped sandbox has written a layer that it and its forks share. Nothing is copied."""
         record = self._finish_sealing(record)
         written = self._written(record)
         if not written:
             return record
-        self.check_depth(record)
         folder = self.records.folder(record.name)
         relative = f"layers/{record.sealed + 1}"
         (folder / "layers").mkdir(mode=0o700, exist_ok=True)
@@ -208,17 +211,28 @@ class Workshop:
                     (upper / str(index)).rename(place)
         return record
 
-    def check_depth(self, record: Record) -> None:
-        """Refuse one more layer where the kernel would.
+    async def flattened(self, record: Record) -> Record:
+        """Merge the layers of a sandbox that stands on many.
+
+        Returns:
+            The record as it was saved.
 
         Raises:
-            SandboxError: there are too many.
+            SandboxError: it cannot be done, and there are as many as the kernel stacks.
         """
-        count = len(record.own) + len(record.inherited)
-        if count >= MOST_LAYERS:
+        if not flattening.is_deep(record):
+            return record
+        try:
+            record = await anyio.to_thread.run_sync(flattening.flatten, self.home, record)
+        except OSError as error:
+            if max(len(record.own), len(record.lower)) < MOST_LAYERS:
+                return record  # it is slower than it could be, and works
             raise SandboxError(
-                f"the sandbox {record.name!r} stands on {count} layers, one for each fork before it, which is the limit"
-            )
+                f"the sandbox {record.name!r} stands on {len(record.lower)} layers, one for each fork before it, which "
+                f"is the limit, and they cannot be merged: {error}"
+            ) from error
+        self.records.save(record)
+        return record
 
     async def copy_written(self, parent: Record, child: Record) -> Record:
         """Copy what a running sandbox has written, as of one moment, into a layer that belongs to its fork.
@@ -229,7 +243,6 @@ class Workshop:
         Raises:
             SandboxError: the sandbox ended meanwhile, or there is no room.
         """
-        self.check_depth(parent)
         target = self.records.folder(child.name) / "layers" / "0"
         source = self.records.folder(parent.name) / "upper"
         target.mkdir(mode=0o700, parents=True)
@@ -285,6 +298,12 @@ class Workshop:
         """End this process's helpers."""
         self.spawner.close()
         self.gatekeeper.close()
+
+
+def _written_by(record: Record) -> list[str]:
+    """The directories, relative to home, that hold what a sandbox has written since it was made."""
+    sealed = [f"{each.folder}/{index}" for each in record.own for index in each.parts]
+    return [*(f"sandboxes/{record.name}/upper/{index}" for index in range(len(record.mounts))), *sealed]
 
 
 def _remove_locked(place: Path) -> None:
