@@ -155,7 +155,7 @@ async def measure_once(image: ReplayImage, name: str, metric: Metric, context: S
         Rejected: there is no number.
         ScorerError: the scorer broke.
     """
-    async with image.replay() as replay:
+    async with image.replay(measuring=True) as replay:
         with boundary(ScorerError, f"scorer {name!r}"):
             began = time.monotonic()
             given = cast("object", await metric.measure(replay, context))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,12 +86,19 @@ def _check_capabilities(spec: RaceSpec, provider: SandboxProvider) -> None:
             raise SpecError(
                 f"{spec.place('base', 'network', phase)}: the provider {spec.base.sandbox!r} offers {offered} here"
             )
-    for name in spec.base.limits.model_fields_set:
-        if getattr(spec.base.limits, name) is not None and name not in can.limits:
+    asked_for = [
+        (("base", "limits", n), n, getattr(spec.base.limits, n)) for n in spec.base.limits.model_fields_set
+    ]
+    for place, name, limit in [*asked_for, (("finals", "cores"), "cores", spec.finals.cores)]:
+        if limit is not None and name not in can.limits:
             offered = ", ".join(sorted(can.limits)) or "none"
             raise SpecError(
-                f"{spec.place('base', 'limits', name)}: the provider {spec.base.sandbox!r} cannot enforce this limit "
+                f"{spec.place(*place)}: the provider {spec.base.sandbox!r} cannot enforce this limit "
                 f"here; it can enforce: {offered}"
+            )
+        if name == "cores" and limit is not None and not set(limit) <= (here := os.sched_getaffinity(0)):
+            raise SpecError(
+                f"{spec.place(*place)}: the processors here are {sorted(here)}, not {list(limit)}"
             )
     kind = "host" if spec.base.image == "host" else "directory"
     if kind not in can.images:

@@ -311,10 +311,16 @@ async def _collected(spec: RaceSpec, winner: Winner | None) -> AsyncGenerator[Pr
             await anyio.to_thread.run_sync(manager.__exit__, None, None, None)
 
 
-def limits(spec: RaceSpec) -> Limits:
-    """The limits that a race's sandboxes get."""
+def limits(spec: RaceSpec, *, measuring: bool = False) -> Limits:
+    """The limits that a race's sandboxes get.
+
+    Args:
+        spec: of the race.
+        measuring: whether something is measured in it, for which other processors may be set aside.
+    """
     table = spec.base.limits
-    return Limits(table.cpus, table.memory, table.disk, table.processes)
+    cores = (spec.finals.cores if measuring else None) or table.cores
+    return Limits(table.cpus, table.memory, table.disk, table.processes, cores)
 
 
 def printable_lines(text: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import anyio
 
-from race.base import Base, printable_lines
+from race.base import Base, limits, printable_lines
 from race.bash import shown
 from race.errors import Rejected, SandboxError
 from race.machine import is_scratch, may_be_carried
@@ -69,12 +69,14 @@ class ReplayImage:
         self._labels = labels
         self._is_base = is_base
         self._numbers = itertools.count(1)
+        self._measuring = limits(spec, measuring=True) if spec.finals.cores else None
 
     @asynccontextmanager
-    async def replay(self) -> AsyncGenerator[Replay]:
-        """A fork for one call of a scorer; deleted when the block ends."""
+    async def replay(self, *, measuring: bool = False) -> AsyncGenerator[Replay]:
+        """A fork for one call of a scorer, deleted when the block ends; to measure in, on the processors for that."""
         name = f"{self.sandbox.name}-{next(self._numbers)}"
-        fork = await self.sandbox.fork(name, network=self._network, labels=self._labels)
+        pinned = self._measuring if measuring else None
+        fork = await self.sandbox.fork(name, network=self._network, limits=pinned, labels=self._labels)
         try:
             yield Replay(
                 fork,

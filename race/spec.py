@@ -86,6 +86,8 @@ class LimitsSpec(_Table):
     """Bytes that a fork may write, or such as "10G"."""
     processes: Annotated[int, Field(gt=0)] | None = 4096
     """Processes and threads at once."""
+    cores: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    """The processors, by number, that it may run on."""
 
 
 class NetworksSpec(_Table):
@@ -232,6 +234,9 @@ class FinalsSpec(_Table):
     max_rounds: Annotated[int, Field(ge=1)] | None = None
     seconds: Seconds | None = None
     """Time for measuring."""
+    cores: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    """The processors, by number, that measurements are pinned to; default: those of ``[base.limits]``. A single one
+    makes the times of programs that do one thing at a time steadier, and hides what others gain from several."""
     require_improvement: bool = True
     """Whether a winner must be better than the base."""
     weights: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -398,3 +399,16 @@ async def test_instructions_and_memory(tmp_path: Path, home: Path) -> None:
     assert count.value > 100_000
     assert 0 <= count.spread < 0.02
     assert verdict.attempts[0].metrics["memory"].value > 100_000
+
+
+@pytest.mark.anyio
+async def test_measurements_are_pinned(tmp_path: Path, home: Path) -> None:
+    place = project(tmp_path)
+    core = max(os.sched_getaffinity(0))
+    (place / "bench.sh").write_text(f"grep -q 'allowed_list:.{core}$' /proc/self/status && cat value.txt\n")
+    (place / "check.sh").write_text("grep allowed_list /proc/self/status >&2; [ $(nproc) -ge 1 ]\n")
+    verdict = await run(home, spec(tmp_path, [script("a", "echo 5 >value.txt")], finals={"cores": [core]}))
+    assert verdict.winner == "a", verdict.attempts[0].reasons
+    made = spec(tmp_path, [script("a", "true")], finals={"cores": [4095]})
+    with pytest.raises(SpecError, match=r"finals\.cores: the processors here are"):
+        await run(home, made)
