@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from race.agent import AgentContext, Trajectory
 from race.bash import OUTPUT_CHARACTERS, Bash, BashResult, encodable, shown
 from race.errors import AgentError, ModelError, SpecError
-from race.gateway import Upstream
+from race.gateway import Line, Upstream
 from race.gateway.upstream import KeyStyle
+from race.memory import Memory
 from race.program import Program, program
-from race.sandbox import Entry
+from race.sandbox import Entry, ExecResult
 from race.task import Task
 
 HOME = "/var/lib/race-agent"
@@ -65,11 +67,13 @@ class Report:
         message: its last words.
         ended: whether it said that it has ended.
         error: why it failed, if it says so.
+        thread: its own id of the conversation.
     """
 
     message: str = ""
     ended: bool = False
     error: str = ""
+    thread: str = ""
 
 
 Read: TypeAlias = Callable[[dict[str, Any], Report], None]
@@ -95,33 +99,42 @@ class Launch:
 
 def first_that_runs(pattern: str) -> str:
     """Text for bash that becomes the first program of a pattern which runs here, with the arguments given."""
+    if "*" not in pattern:
+        return f'exec {pattern} "$@"'
     return f'for p in {pattern}; do "$p" --version >/dev/null 2>&1 && exec "$p" "$@"; done; exit 127'
 
 
-def upstream(
-    options: InsideOptions,
-    *,
-    url_env: str,
-    url: str,
-    key_env: str,
-    style: KeyStyle = "bearer",
-    version: str = "",
-) -> Upstream:
-    """The model server of an entry.
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where an agent's models are, unless its entry says otherwise. Default: those of OpenAI.
 
-    Args:
-        options: of the entry.
+    Attributes:
+        url: its own, with the version.
         url_env: the environment variable that the agent takes it from.
-        url: its own.
         key_env: the environment variable that it takes the key from.
         style: how the key is sent.
         version: what the address in ``url_env`` lacks, such as ``/v1``.
     """
-    named = os.environ.get(url_env, "").strip().rstrip("/")
-    if named and version and not named.endswith(version):
-        named += version
-    key = key_env if options.api_key_env is None else options.api_key_env
-    return Upstream(options.base_url or named or url, key, style)
+
+    url: str = "https://api.openai.com/v1"
+    url_env: str = "OPENAI_BASE_URL"
+    key_env: str = "OPENAI_API_KEY"
+    style: KeyStyle = "bearer"
+    version: str = ""
+
+
+def upstream(options: InsideOptions, server: Server) -> Upstream:
+    """The model server of an entry.
+
+    Args:
+        options: of the entry.
+        server: of its agent.
+    """
+    named = os.environ.get(server.url_env, "").strip().rstrip("/")
+    if named and server.version and not named.endswith(server.version):
+        named += server.version
+    key = server.key_env if options.api_key_env is None else options.api_key_env
+    return Upstream(options.base_url or named or server.url, key, server.style)
 
 
 def check(agent: str, model: str | None, server: Upstream) -> None:
@@ -152,6 +165,30 @@ def briefing(task: Task, context: AgentContext) -> str:
     return "\n".join(lines)
 
 
+def filled(
+    line: Line, bash: Bash, context: AgentContext, more: Mapping[str, str] | None = None
+) -> Callable[[str], str]:
+    """What fills in the places of a text, such as ``{model}``.
+
+    Args:
+        line: gives ``{base_url}`` (with the version), ``{url}`` (without) and ``{token}``.
+        bash: gives ``{workdir}``.
+        context: gives ``{model}`` and ``{home}``.
+        more: further places.
+    """
+    values = {
+        "model": context.model or "",
+        "base_url": line.base_url,
+        "url": line.url,
+        "token": line.token,
+        "workdir": bash.workdir,
+        "home": home(context),
+        **(more or {}),
+    }
+    places = re.compile(r"\{(" + "|".join(values) + r")\}")
+    return lambda text: places.sub(lambda m: values[m[1]], text)
+
+
 async def work(name: str, launch: Launch, read: Read, bash: Bash, context: AgentContext) -> Trajectory:
     """Let a program work until it ends, or until its account is closed and its grace is over.
 
@@ -171,6 +208,7 @@ async def work(name: str, launch: Launch, read: Read, bash: Bash, context: Agent
             while (line := await running.line()) is not None:
                 if (event := _event(line)) is not None:
                     read(event, report)
+                    _remember(report, context.memory)
             await running.ended.wait()
             group.cancel_scope.cancel()
 
@@ -190,6 +228,63 @@ async def work(name: str, launch: Launch, read: Read, bash: Bash, context: Agent
     if not report.ended:
         raise AgentError(f"{name} ended without a result{_how(running)}")
     return context.recorder.trajectory(report.message)
+
+
+async def thread(bash: Bash, context: AgentContext) -> str:
+    """An agent's own id of the conversation that it is to go on with; nothing if it begins one.
+
+    Raises:
+        AgentError: what it kept of the conversation in the sandbox is gone.
+    """
+    kept = context.memory.entries if context.memory is not None else ()
+    if not kept:
+        return ""
+    last = table(kept[-1])
+    identity = str(last.get("thread", ""))
+    found = await bash.sandbox.exec(["find", home(context), "-name", f"*{identity}*", "-type", "f"])
+    if found.stdout.strip():
+        return identity
+    if any(table(e).get("ended") for e in kept):
+        raise AgentError(
+            f"what the agent kept of its conversation {identity} is gone from {home(context)}; open another session"
+        )
+    return ""  # it was ended before it had kept anything
+
+
+def home(context: AgentContext) -> str:
+    """The agent's home folder. Sessions have one each, for several may be at work in one sandbox."""
+    return f"{HOME}/{context.memory.session}" if context.memory is not None else HOME
+
+
+def _remember(report: Report, memory: Memory | None) -> None:
+    entry: dict[str, JsonValue] = {"thread": report.thread, "ended": report.ended}
+    if memory is not None and report.thread and (not memory.entries or memory.entries[-1] != entry):
+        memory.keep(entry)
+
+
+async def execute(
+    argv: Sequence[str], bash: Bash, context: AgentContext, env: Mapping[str, str]
+) -> ExecResult | None:
+    """Run a program to its end; None if its account was closed and its grace is over.
+
+    Args:
+        argv: the program and its arguments.
+        bash: of the attempt.
+        context: of the attempt.
+        env: added to the sandbox's environment.
+    """
+    done: list[ExecResult] = []
+
+    async def run() -> None:
+        done.append(await bash.sandbox.exec(argv, cwd=bash.workdir, env=env, merge_stderr=True))
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await context.models.state.closed.wait()
+        await anyio.sleep(GRACE)
+        group.cancel_scope.cancel()
+    return done[0] if done else None
 
 
 def ran(bash: Bash, command: str, exit_code: int | None, output: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from race.chat import Chat, ConversationTooLong, Message
 from race.errors import SpecError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from race.agent import AgentContext, Recorder, Trajectory
     from race.bash import Bash
     from race.gateway import Line
+    from race.memory import Memory
     from race.replies import ToolCall
     from race.task import Task
 
@@ -39,6 +40,9 @@ FEWEST_TURNS = 4
 """A conversation with fewer turns is not cut any more."""
 
 LEFT_OUT = "(left out to make room; run the command again if you need it)"
+
+INTERRUPTED = "(interrupted: this may not have run, or only in part; look at what is there before you go on)"
+"""What stands for the result of a command that is not known."""
 
 QUOTED = 300
 """Characters of a call that is not right which are quoted to the model."""
@@ -145,21 +149,40 @@ class OpenAI:
             ModelError: the model cannot be reached, or does not answer.
             LimitReached: the attempt has had all its steps.
         """
+        return await self._work(self._opening(task, bash, context), bash, context)
+
+    async def converse(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        """Go on with the conversation that its memory holds.
+
+        A turn that was interrupted stays in it, and its calls without a result say so; nothing of it is asked again.
+        """
+        talk = _Talk(context.memory)
+        if talk.messages:
+            talk.mend()
+            talk.add(Message("user", task.prompt))
+        else:
+            talk.add(*self._opening(task, bash, context).messages)
+        return await self._work(talk, bash, context)
+
+    def _opening(self, task: Task, bash: Bash, context: AgentContext) -> _Talk:
+        rules = Message("system", self._rules(task, bash, context))
+        return _Talk(None, [rules, Message("user", _request(task, context))])
+
+    async def _work(self, talk: _Talk, bash: Bash, context: AgentContext) -> Trajectory:
         record = context.recorder
         deadline = anyio.current_time() + context.time_limit
-        messages = [
-            Message("system", self._rules(task, bash, context)),
-            Message("user", _request(task, context)),
-        ]
         idle = 0
         async with (
             context.models.line(self._upstream(), busy_retries=self.options.max_retries) as line,
             self._chat(context, line) as chat,
         ):
+            chat.recall(c for m in talk.messages for c in m.calls)
 
             async def ask() -> _Turn:
                 try:
-                    return _Turn(await chat.ask(messages, extra=self._fields(context), deadline=deadline))
+                    return _Turn(
+                        await chat.ask(talk.messages, extra=self._fields(context), deadline=deadline)
+                    )
                 except ConversationTooLong as e:
                     return _Turn(None, str(e))
 
@@ -168,32 +191,33 @@ class OpenAI:
                 turn = await context.journal.once(ask, _Turn)
                 reply = turn.reply
                 if reply is None:
-                    messages = _cut_down(messages, turn, record)
+                    talk.become(_cut_down(talk.messages, turn, record))
                     continue
-                chat.recall(reply)
+                chat.recall(reply.calls)
                 if reply.text:
                     record.say(reply.text)
                 if reply.finish == "refused":
+                    talk.add(Message("assistant", reply.text))
                     return record.trajectory(reply.text, "refused")
                 if problem := self._problem(reply):
                     record.say(f"[{problem}]")
+                    talk.add(Message("assistant", reply.text), Message("user", problem))
                     idle += 1
                     if idle == IDLE_TURNS:
                         last_words = f"ended after {idle} turns in a row with nothing to run: {problem}"
                         return record.trajectory(last_words, "budget" if self._cut(reply) else "done")
-                    messages += [Message("assistant", reply.text), Message("user", problem)]
                     continue
                 if not reply.calls:
+                    talk.add(Message("assistant", reply.text, carried=reply.carried))
                     return record.trajectory(reply.text)
                 idle = 0
                 orders = [_understood(call) for call in reply.calls]
-                said = Message("assistant", reply.text, [o.call for o in orders], carried=reply.carried)
-                messages.append(said)
+                talk.add(Message("assistant", reply.text, [o.call for o in orders], carried=reply.carried))
                 for order in orders:
                     if order.problem:
                         record.say(f"[{order.problem}]")
                     answer = order.problem or (await bash(order.command)).text
-                    messages.append(Message("tool", answer, answers=order.call.id))
+                    talk.add(Message("tool", answer, answers=order.call.id))
 
     async def resume(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
         """Go on with the conversation; the model is asked nothing that it has answered already."""
@@ -272,6 +296,58 @@ class OpenAI:
         if not (reply.calls or reply.text):
             return "Your turn was empty. Call bash, or say that you are done."
         return ""
+
+
+class _Talk:
+    """A conversation, kept in the memory of its session if it has one.
+
+    Attributes:
+        messages: so far.
+    """
+
+    def __init__(self, memory: Memory | None, messages: Sequence[Message] = ()) -> None:
+        self.messages = list(messages)
+        self._memory = memory
+        for entry in memory.entries if memory is not None else ():
+            kept = _KEPT.validate_python(entry)
+            self.messages = kept.messages if kept.anew else [*self.messages, *kept.messages]
+
+    def add(self, *messages: Message) -> None:
+        """More was said."""
+        self.messages += messages
+        self._keep(messages)
+
+    def become(self, messages: Sequence[Message]) -> None:
+        """It was cut."""
+        self.messages = list(messages)
+        self._keep(messages, anew=True)
+
+    def mend(self) -> None:
+        """Give every call without a result one that says so; servers refuse a conversation with a call left open."""
+        answered = {m.answers for m in self.messages if m.role == "tool"}
+        last = next((m for m in reversed(self.messages) if m.role == "assistant"), None)
+        open_calls = [c for c in last.calls if c.id not in answered] if last is not None else []
+        self.add(*(Message("tool", INTERRUPTED, answers=c.id) for c in open_calls))
+
+    def _keep(self, messages: Sequence[Message], *, anew: bool = False) -> None:
+        if self._memory is not None and messages:
+            self._memory.keep(_KEPT.dump_python(_Kept(list(messages), anew), mode="json"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An entry of its memory.
+
+    Attributes:
+        messages: that were said.
+        anew: whether they stand in place of all before them.
+    """
+
+    messages: list[Message]
+    anew: bool = False
+
+
+_KEPT = TypeAdapter(_Kept)
 
 
 @dataclass(frozen=True, slots=True)
