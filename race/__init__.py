@@ -6,7 +6,17 @@
 Everything public is importable from here.
 """
 
-from race.agent import Agent, AgentContext, ChecksFirst, Recorder, Resumes, Step, TokenUsage, Trajectory
+from race.agent import (
+    Agent,
+    AgentContext,
+    ChecksFirst,
+    Converses,
+    Recorder,
+    Resumes,
+    Step,
+    TokenUsage,
+    Trajectory,
+)
 from race.bash import Bash, BashResult
 from race.batch import cancel_batch, run_batch
 from race.batch_result import BatchResult, Estimate, TaskResult, Totals, VariantResult
@@ -28,6 +38,7 @@ from race.finals import Entrant, Rule, Standing, Standings, finals
 from race.fleet import Answer, Fleet, FleetPolicy, FleetSpec, Member
 from race.gateway import Gateway, GatewayAccount, Line, Record, Source, Upstream
 from race.journal import Journal
+from race.memory import Memory
 from race.runner import resume, run
 from race.sandbox import (
     Capabilities,
@@ -47,6 +58,7 @@ from race.sandbox import (
     Usage,
 )
 from race.scoring import Calibrated, Gate, Metric, Replay, Sample, Score, ScoreContext
+from race.session import Session, SessionInfo, Turn, sessions
 from race.spec import RaceSpec, load
 from race.store import Event, Store, StoreError, TakenOverError
 from race.submission import MachineReport, Package, PathChange, Submission
@@ -71,6 +83,7 @@ __all__ = [
     "Capabilities",
     "Change",
     "ChecksFirst",
+    "Converses",
     "Directory",
     "Entrant",
     "Estimate",
@@ -92,6 +105,7 @@ __all__ = [
     "MachineError",
     "MachineReport",
     "Member",
+    "Memory",
     "Metric",
     "ModelError",
     "Package",
@@ -115,6 +129,8 @@ __all__ = [
     "Score",
     "ScoreContext",
     "ScorerError",
+    "Session",
+    "SessionInfo",
     "Source",
     "SpecError",
     "Standing",
@@ -131,6 +147,7 @@ __all__ = [
     "Tool",
     "Totals",
     "Trajectory",
+    "Turn",
     "Upstream",
     "Usage",
     "VariantResult",
@@ -142,5 +159,6 @@ __all__ = [
     "resume",
     "run",
     "run_batch",
+    "sessions",
     "watch",
 ]

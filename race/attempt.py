@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 from pydantic import JsonValue
 
-from race.agent import Agent, AgentContext, Outcome, Recorder, Resumes, Trajectory, add_usage
+from race.agent import Agent, AgentContext, Recorder, Resumes, Trajectory, add_usage
 from race.atomic import storing
 from race.base import Base
 from race.bash import Bash
@@ -38,6 +38,7 @@ from race.kept import keep_submission, keep_trajectory, kept_submission, kept_tr
 from race.moved import moved
 from race.plugins import boundary
 from race.project import is_left_over
+from race.prompting import outcome_of
 from race.replay import ReplayImage, build, task_of
 from race.sandbox import Sandbox, SandboxProvider
 from race.scoring import Gate, Score, ScoreContext
@@ -399,10 +400,10 @@ async def _work(
                 return done
             raise account.ended
     except LimitReached as e:
-        return recorder.trajectory(str(e), _outcome(e.limit))
+        return recorder.trajectory(str(e), outcome_of(e))
     except AttemptError as e:
         if account.ended is not None:
-            return recorder.trajectory(str(account.ended), _outcome(account.ended.limit))
+            return recorder.trajectory(str(account.ended), outcome_of(account.ended))
         if account.broken:
             raise ModelError(account.broken) from None
         if isinstance(e, SandboxError):
@@ -413,12 +414,6 @@ async def _work(
         waiting = f"; the model did not answer: {account.trouble}" if account.trouble else ""
         return recorder.trajectory(f"ended by its time limit of {limit:g} s{waiting}", "time")
     return recorder.trajectory("ended because the budget of the race is spent", "budget")
-
-
-def _outcome(limit: str) -> Outcome:
-    if limit == "steps":
-        return "steps"
-    return "time" if limit == "time" else "budget"
 
 
 async def _hand_in(course: Course, attempt: Attempt) -> None:

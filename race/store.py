@@ -178,9 +178,9 @@ class Store:
         """This process is still at work on all that it holds a lease of."""
         pid, start, where, now = me()
         with self._writing():
-            for table in ("races", "batch_tasks"):
+            for table in ("races", "batch_tasks", "sessions"):
                 self._db.execute(
-                    f"UPDATE {table} SET beat = ? WHERE owner_pid = ? AND owner_start = ? AND boot = ? "  # noqa: S608 - one of two words
+                    f"UPDATE {table} SET beat = ? WHERE owner_pid = ? AND owner_start = ? AND boot = ? "  # noqa: S608 - one of three words
                     "AND status = 'running'",
                     (now, pid, start, where),
                 )
@@ -346,6 +346,11 @@ def me() -> tuple[int, str, str, float]:
 def is_fresh(beat: float, where: str) -> bool:
     """Whether a lease was renewed lately; one without a beat is of an earlier version, whose processes renew none."""
     return not beat or (where == boot() and steady() - beat < LEASE)
+
+
+def held(pid: int, start: str, where: str, beat: float) -> bool:
+    """Whether whoever has a lease is there, and has renewed it lately."""
+    return bool(start) and where == boot() and process_start(pid) == start and is_fresh(beat, where)
 
 
 def _remedy(error: sqlite3.Error, otherwise: str) -> str:
