@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from race.agent import AgentContext, Trajectory
 from race.bash import OUTPUT_CHARACTERS, Bash, BashResult, encodable, shown
+from race.chat import PUBLIC_URL
 from race.errors import AgentError, ModelError, SpecError
 from race.gateway import Line, Upstream
 from race.gateway.upstream import KeyStyle
@@ -116,7 +117,7 @@ class Server:
         version: what the address in ``url_env`` lacks, such as ``/v1``.
     """
 
-    url: str = "https://api.openai.com/v1"
+    url: str = PUBLIC_URL
     url_env: str = "OPENAI_BASE_URL"
     key_env: str = "OPENAI_API_KEY"
     style: KeyStyle = "bearer"

@@ -6,6 +6,7 @@ Whatever goes wrong in an attempt is recorded on it; nothing of it reaches a sib
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -47,7 +48,7 @@ from race.spec import EntrySpec, RaceSpec
 from race.store import StoreError
 from race.submission import Submission
 from race.trajectories import Told, keep
-from race.verdict import AttemptState, GateResult, MetricResult
+from race.verdict import AttemptState, AttemptUsage, GateResult, MetricResult
 
 Emit = Callable[..., None]
 """``emit(kind, attempt, **data)`` puts an event into the store and before whoever watches."""
@@ -477,7 +478,11 @@ async def _judge(course: Course, attempt: Attempt, image: ReplayImage) -> None:
                 attempt.end("ineligible", f"{name}: {attempt.gates[name].reason or 'did not pass'}")
                 return
             continue
-        context = ScoreContext(name, attempt.name, baseline=course.baselines.get(name))
+        recorder = Recorder(sys.maxsize, lambda _: course.on_spent())
+        account = course.gateway.account(
+            f"{attempt.name}~{name}", recorder, whose=f"the scorer {name!r}", seed=attempt.number + 1
+        )
+        context = ScoreContext(name, attempt.name, baseline=course.baselines.get(name), account=account)
         async with image.replay() as replay:
             with boundary(ScorerError, f"scorer {name!r}"):
                 score: Any = await gate.score(replay, context)
@@ -485,8 +490,14 @@ async def _judge(course: Course, attempt: Attempt, image: ReplayImage) -> None:
                     raise TypeError(f"score() returned {type(score).__name__}, not a Score")
             if score.passed and (changed := await moved(replay)):
                 score = Score(passed=False, reason=changed)
-        attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason)
-        course.emit("attempt.gate", attempt.name, gate=name, passed=score.passed, reason=score.reason)
+        purse = account.state.purse
+        used = AttemptUsage(**asdict(purse.usage)) if purse.requests else None
+        attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason, usage=used)
+        # Not as "usage": whoever watches takes that for the agent's.
+        spent = used.model_dump() if used is not None else None
+        course.emit(
+            "attempt.gate", attempt.name, gate=name, passed=score.passed, reason=score.reason, spent=spent
+        )
         if not score.passed:
             attempt.end("ineligible", f"{name}: {score.reason or 'did not pass'}{_left_out(attempt)}")
             return

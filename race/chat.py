@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletionMessageParam
 
+PUBLIC_URL = "https://api.openai.com/v1"
+"""Where a call goes if neither the race file nor the environment says so."""
+
 LONGEST_WAIT = 60.0
 """Seconds that the wait before a repeated call grows to, unless the server asks for more."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -11,8 +10,8 @@ import pytest
 
 from race.plugins import agent as make_agent
 from race.testing import Script, ScriptedModel
-from race.tools import install, needed
-from tests.conftest import delete_all
+from race.tools import needed
+from tests.npm import fetch, kept_folder
 from tests.racing import run
 from tests.test_race_with_agents import KEY, counts, race_on_primes
 from tests.test_race_with_models import FASTER
@@ -21,7 +20,6 @@ pytestmark = [
     pytest.mark.agents,
     pytest.mark.anyio,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not there: install Node.js 20 or newer"),
 ]
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo A sieve."
@@ -34,12 +32,16 @@ AGENTS = {"opencode": {"agent": "acp", "use": "opencode"}, "gemini": {"agent": "
 AGENTS |= {"qwen": {"agent": "acp", "use": "qwen"}, "mini": {"agent": "mini"}}
 
 
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    yield from kept_folder(tmp_path / "home")
+
+
 @pytest.mark.parametrize("name", sorted(AGENTS))
 async def test_it_wins_a_race_and_is_ended_by_its_budget(
-    name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANTED_KEY", KEY)
-    state = Path(os.environ.get("RACE_TEST_TOOLS") or home)
     with ScriptedModel(SCRIPTS) as server:
         given = {**AGENTS[name], "base_url": server.url, "api_key_env": "PLANTED_KEY", "time_limit": 120}
         good = "submit" if name == "mini" else "sieve"
@@ -52,13 +54,10 @@ async def test_it_wins_a_race_and_is_ended_by_its_budget(
                 "base": spec.base.model_copy(update={"network": spec.base.network.model_copy(update=network)})
             }
         )
-        for tool in needed([make_agent(spec, 0)]):
-            await install(tool, state)
+        await anyio.to_thread.run_sync(fetch, state, needed([make_agent(spec, 0)]))
         verdict = await run(state, spec)
         counts(verdict, server)
     by_name = {a.name: a for a in verdict.attempts}
     assert by_name["good"].outcome == "done", by_name["good"].reasons
     assert by_name["busy"].outcome == "budget", by_name["busy"].reasons
     assert verdict.status == "won", [a.reasons for a in verdict.attempts]
-    if state != home:
-        await anyio.to_thread.run_sync(anyio.run, delete_all, state)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
-from race.chat import Chat, ConversationTooLong, Message
+from race.chat import PUBLIC_URL, Chat, ConversationTooLong, Message
 from race.errors import SpecError
 from race.gateway import Upstream
 from race.replies import Reply
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from race.memory import Memory
     from race.replies import ToolCall
     from race.task import Task
-
-PUBLIC_URL = "https://api.openai.com/v1"
-"""Where a call goes if neither the entry nor the environment says so."""
 
 IDLE_TURNS = 3
 """How many turns in a row may bring nothing that can be run or believed, until the attempt is ended."""
