@@ -35,7 +35,7 @@ from race.gateway import Account, Budget, Gateway
 from race.handoff import deposit
 from race.history import AttemptHistory, FinalsHistory
 from race.journal import DivergedError, Journal, Kept
-from race.kept import keep_submission, keep_trajectory, kept_submission, kept_trajectory
+from race.kept import keep_submission, kept_submission
 from race.moved import moved
 from race.plugins import boundary
 from race.project import is_left_over
@@ -47,7 +47,7 @@ from race.slots import Slots
 from race.spec import EntrySpec, RaceSpec
 from race.store import StoreError
 from race.submission import Submission
-from race.trajectories import Told, keep
+from race.trajectories import Told, keep, kept
 from race.verdict import AttemptState, AttemptUsage, GateResult, MetricResult
 
 Emit = Callable[..., None]
@@ -177,7 +177,7 @@ async def _restore(course: Course, attempt: Attempt, past: AttemptHistory) -> No
     attempt.gates = dict(past.gates)
     attempt.reasons = [str(r) for r in done["reasons"]]
     attempt.seconds = float(done["seconds"])
-    attempt.trajectory = kept_trajectory(course.folder, attempt.name) or Trajectory()
+    attempt.trajectory = _did(course, attempt)
     attempt.submission = kept_submission(course.folder, attempt.name)
     if attempt.submission is not None:
         attempt.patch = course.folder / f"{attempt.name}.patch"
@@ -185,6 +185,12 @@ async def _restore(course: Course, attempt: Attempt, past: AttemptHistory) -> No
         await _replay(course, attempt)
     else:
         attempt.state = done["state"]
+
+
+def _did(course: Course, attempt: Attempt) -> Trajectory:
+    """What its agent did, as an earlier process kept it."""
+    told = kept(course.folder, attempt.name)
+    return told.trajectory if told is not None else Trajectory()
 
 
 async def _begin_anew(course: Course, attempt: Attempt, why: str) -> None:
@@ -213,7 +219,7 @@ async def _run_once(course: Course, attempt: Attempt, *, again: bool) -> None:
         if past.submitted and (known := kept_submission(course.folder, attempt.name)) is not None:
             attempt.submission, attempt.gates = known, dict(past.gates)
             attempt.patch = course.folder / f"{attempt.name}.patch"
-            attempt.trajectory = kept_trajectory(course.folder, attempt.name) or Trajectory()
+            attempt.trajectory = _did(course, attempt)
             attempt.seconds = past.seconds
         else:
             await _work_and_hand_in(course, attempt)
@@ -235,9 +241,9 @@ async def _run_once(course: Course, attempt: Attempt, *, again: bool) -> None:
 
 
 async def _work_and_hand_in(course: Course, attempt: Attempt) -> None:
-    known = kept_trajectory(course.folder, attempt.name) if attempt.past.ended and attempt.fork else None
+    known = kept(course.folder, attempt.name) if attempt.past.ended and attempt.fork else None
     if known is not None:
-        attempt.trajectory = known
+        attempt.trajectory = known.trajectory
         attempt.seconds = attempt.past.seconds
         await _end_work(course, attempt)
     else:
@@ -360,7 +366,6 @@ async def _end_work(course: Course, attempt: Attempt) -> None:
         return
     entry = attempt.entry
     told = Told(course.race, attempt.name, entry.agent, entry.model, course.spec.task.prompt, ended)
-    await anyio.to_thread.run_sync(keep_trajectory, course.folder, attempt.name, ended)
     await anyio.to_thread.run_sync(keep, course.folder, told)
     course.emit(
         "attempt.ended",

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,8 @@ class RaceRow:
     """The batch, or the race of several rounds, that it is part of."""
     spec: str | None = None
     """The race file as it was when the race began, as JSON; None of races of earlier versions."""
+    replay: tuple[str, ...] = ()
+    """The folders that the answers of its models come from, if it is a replay."""
 
 
 class Store:
@@ -130,7 +132,16 @@ class Store:
         """Where the files of a race lie."""
         return self.home / "races" / race
 
-    def begin(self, race: str, task: str, file: str, *, spec: str | None = None, parent: str = "") -> None:
+    def begin(
+        self,
+        race: str,
+        task: str,
+        file: str,
+        *,
+        spec: str | None = None,
+        parent: str = "",
+        replay: Sequence[str] = (),
+    ) -> None:
         """A race begins, run by this process, which holds its lease from now on.
 
         Args:
@@ -139,12 +150,22 @@ class Store:
             file: its race file.
             spec: the race file as it is now, as JSON, so that the race can be gone on with when the file has changed.
             parent: the batch, or the race of several rounds, that it is part of.
+            replay: the folders that the answers of its models come from, if it is a replay.
         """
         with self._writing():
             self._db.execute(
                 "INSERT INTO races (id, task, file, created, status, owner_pid, owner_start, boot, beat, fence, spec, "
-                "parent) VALUES (?, ?, ?, ?, 'running', ?, ?, ?, ?, 1, ?, ?)",
-                (race, task, file, time.time(), *me(), spec, parent),
+                "parent, replay) VALUES (?, ?, ?, ?, 'running', ?, ?, ?, ?, 1, ?, ?, ?)",
+                (
+                    race,
+                    task,
+                    file,
+                    time.time(),
+                    *me(),
+                    spec,
+                    parent,
+                    json.dumps(list(replay)) if replay else None,
+                ),
             )
             self._fences[race] = 1
         # After the row: a folder without one is taken for a left-over.
@@ -265,8 +286,8 @@ class Store:
     def races(self, parent: str | None = None) -> list[RaceRow]:
         """All races, oldest first; or those that are part of a batch or of a race of several rounds."""
         rows = self.read(
-            "SELECT id, task, file, created, status, owner_pid, owner_start, boot, verdict, parent, spec FROM races "
-            "WHERE ? IS NULL OR parent = ? ORDER BY rowid",
+            "SELECT id, task, file, created, status, owner_pid, owner_start, boot, verdict, parent, spec, replay "
+            "FROM races WHERE ? IS NULL OR parent = ? ORDER BY rowid",
             (parent, parent),
         )
         return [_row(r) for r in rows]
@@ -364,7 +385,7 @@ def _remedy(error: sqlite3.Error, otherwise: str) -> str:
 
 
 def _row(row: tuple[Any, ...]) -> RaceRow:
-    race, task, file, created, status, pid, start, where, verdict, parent, spec = row
+    race, task, file, created, status, pid, start, where, verdict, parent, spec, replay = row
     alive = status == "running" and bool(start) and where in ("", boot()) and process_start(pid) == start
     if status == "running" and not alive:
         status = "interrupted"
@@ -379,4 +400,5 @@ def _row(row: tuple[Any, ...]) -> RaceRow:
         f"{pid}:{start}",
         parent,
         spec,
+        tuple(json.loads(replay)) if replay else (),
     )

@@ -53,8 +53,10 @@ CREATE TABLE fleet_members (
 ) STRICT;
 """
 
-# Sessions: what one is asked with, and the lease of whoever answers its prompt.
+# Where the answers of a race come from that is a replay; and sessions: what one is asked with, and the lease of whoever
+# answers its prompt.
 _THIRD = """
+ALTER TABLE races ADD COLUMN replay TEXT;
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY, provider TEXT NOT NULL, sandbox TEXT NOT NULL, made REAL NOT NULL, workdir TEXT NOT NULL,
     options TEXT NOT NULL, created REAL NOT NULL, status TEXT NOT NULL DEFAULT 'idle',

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from race.agent_inside import InsideOptions
+from race.gateway import Record, Source
 from race.plugins import find
 from race.spec import RaceSpec, from_data
 from race.testing import Script, ScriptedModel
@@ -71,7 +72,7 @@ def counts(verdict: Verdict, server: ScriptedModel) -> None:
 
 
 @pytest.mark.anyio
-async def test_codex_claude_and_pi_race_and_one_wins(
+async def test_codex_claude_and_pi_race_and_one_wins_and_the_race_can_be_replayed(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANTED_KEY", KEY)
@@ -91,6 +92,17 @@ async def test_codex_claude_and_pi_race_and_one_wins(
         assert attempt.steps == 4
         assert attempt.speedup is not None
         assert attempt.speedup.vs_base > 2
+    # The server is gone, and so is the key: what the models say comes from the record.
+    monkeypatch.delenv("PLANTED_KEY")
+    record = Record(shared / "races" / verdict.race / "exchanges")
+    again = await run(shared, spec, replay=Source(record))
+    for before, after in zip(verdict.attempts, again.attempts, strict=True):
+        assert (after.outcome, after.message, after.usage) == ("done", "A sieve.", before.usage), (
+            after.reasons
+        )
+        assert after.patch is not None
+        assert before.patch is not None
+        assert Path(after.patch).read_bytes() == Path(before.patch).read_bytes()
 
 
 @pytest.mark.anyio
