@@ -89,11 +89,17 @@ async def ask(
 
 @asynccontextmanager
 async def opened(
-    server: ScriptedModel, *, budget: Budget | None = None, key: str = "", steps: int = 50, **options: Any
+    server: ScriptedModel | str,
+    *,
+    budget: Budget | None = None,
+    key: str = "",
+    steps: int = 50,
+    **options: Any,
 ) -> AsyncGenerator[tuple[Line, Account]]:
     async with Gateway(**options) as gateway:
         account = gateway.account("one", Recorder(steps), budget=budget)
-        async with account.line(Upstream(server.url, key), counts_steps=True) as line:
+        url = server if isinstance(server, str) else server.url
+        async with account.line(Upstream(url, key), counts_steps=True) as line:
             yield line, account.state
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import anyio
 import pytest
 
 from race.errors import ModelError, SandboxError, SpecError
-from race.plugins import provider
-from race.sandbox import Directory, SandboxSpec
+from race.sandbox import Sandbox
 from race.session import Session, sessions
 from race.testing import Script, ScriptedModel, Turn
 from tests.cli.test_cli import Shell
@@ -33,14 +31,9 @@ SCRIPTS = {
 
 
 @pytest.fixture
-async def place(home: Path) -> AsyncIterator[str]:
+def place(fork: Sandbox) -> str:
     """A sandbox with a project folder."""
-    made = provider("local", home, "test")
-    sandbox = await made.create(SandboxSpec("place", network="none", labels={"workdir": "/app"}))
-    await sandbox.write([Directory(b"/app")])
-    yield "place"
-    with anyio.CancelScope(shield=True):
-        await made.aclose()
+    return fork.name
 
 
 def model(server: ScriptedModel, name: str, **more: Any) -> dict[str, Any]:
@@ -61,7 +54,7 @@ def said(server: ScriptedModel) -> list[list[str]]:
 @pytest.mark.anyio
 async def test_a_later_prompt_goes_on_with_the_conversation(home: Path, place: str) -> None:
     async with ScriptedModel(SCRIPTS, price=(1e-6, 1e-6)) as server:
-        async with Session.open(place, home=home, **model(server, "two")) as session:
+        async with Session.open(place, home=home, workdir="/app", **model(server, "two")) as session:
             first = await session.prompt("Begin.")
         async with Session.attach(session.id, home=home) as again:
             seen = again.events()[-1].number
@@ -94,7 +87,7 @@ async def test_a_later_prompt_goes_on_with_the_conversation(home: Path, place: s
 async def test_its_budget_holds_over_all_prompts(home: Path, place: str) -> None:
     async with ScriptedModel(SCRIPTS) as server:
         options = model(server, "two", budget={"requests": 3})
-        async with Session.open(place, home=home, **options) as session:
+        async with Session.open(place, home=home, workdir="/app", **options) as session:
             await session.prompt("Begin.")
             ended = await session.prompt("Go on.")
             refused = await session.prompt("And on.")
@@ -113,7 +106,7 @@ async def test_several_sessions_at_once_and_one_prompt_at_a_time(home: Path, pla
     async with ScriptedModel({"n": Script(("sleep 1; echo done",), "Done.")}) as server:
 
         async def converse() -> None:
-            async with Session.open(place, home=home, **model(server, "n")) as session:
+            async with Session.open(place, home=home, workdir="/app", **model(server, "n")) as session:
                 async with anyio.create_task_group() as group:
                     group.start_soon(session.prompt, "Begin.")
                     await anyio.sleep(0.3)
@@ -136,7 +129,7 @@ async def test_several_sessions_at_once_and_one_prompt_at_a_time(home: Path, pla
 @pytest.mark.anyio
 async def test_what_fails_is_recorded_and_can_be_gone_on_from(home: Path, place: str) -> None:
     async with ScriptedModel(SCRIPTS) as server:
-        async with Session.open(place, home=home, **model(server, "two")) as session:
+        async with Session.open(place, home=home, workdir="/app", **model(server, "two")) as session:
             await session.prompt("Begin.")
         server.__exit__(None, None, None)
         async with Session.attach(session.id, home=home) as session:
@@ -148,10 +141,10 @@ async def test_what_fails_is_recorded_and_can_be_gone_on_from(home: Path, place:
             async with Session.open(place, home=home, agent="script", commands=["true"]):
                 pass
         with pytest.raises(SandboxError):
-            async with Session.open("nowhere", home=home, **model(server, "two")):
+            async with Session.open("nowhere", home=home, workdir="/app", **model(server, "two")):
                 pass
         with pytest.raises(SpecError, match="unknown key"):
-            async with Session.open(place, home=home, **model(server, "two", modl="x")):
+            async with Session.open(place, home=home, workdir="/app", **model(server, "two", modl="x")):
                 pass
 
 
@@ -171,7 +164,7 @@ async def test_a_limit_and_a_cancellation_leave_it_whole(home: Path, place: str)
 
 
 def _opened(home: Path, place: str, server: ScriptedModel, name: str) -> Any:
-    return Session.open(place, home=home, **model(server, name))
+    return Session.open(place, home=home, workdir="/app", **model(server, name))
 
 
 @pytest.mark.timeout(120)  # three processes, two of which are killed in the middle of their work
