@@ -157,13 +157,7 @@ def briefing(task: Task, context: AgentContext) -> str:
         lines += ["", f"Hint: {context.hint}"]
     lines += ["", f"The project is in {task.workdir}. You are judged by what is changed there when you end."]
     lines += ["Nobody is there to answer questions."]
-    if task.protected:
-        lines += ["These files must stay as they are, byte for byte, or your work does not count:"]
-        lines += [f"- {pattern}" for pattern in task.protected]
-    if task.editable:
-        lines += ["Of the project, you may change, add and remove only:"]
-        lines += [f"- {pattern}" for pattern in task.editable]
-    return "\n".join(lines)
+    return "\n".join([*lines, *task.rules])
 
 
 def filled(
@@ -292,6 +286,27 @@ def ran(bash: Bash, command: str, exit_code: int | None, output: str) -> None:
     """Record a command that the agent says it ran."""
     text = shown(encodable(output).encode(), len(output.encode("utf-8", "replace")), OUTPUT_CHARACTERS)
     bash.observed(BashResult(encodable(command), exit_code, text, timed_out=False, seconds=0.0, timeout=0.0))
+
+
+class ToolCalls:
+    """The calls of an agent's own tools, each joined to what came of it.
+
+    Args:
+        bash: where they are recorded.
+    """
+
+    def __init__(self, bash: Bash) -> None:
+        self._bash = bash
+        self._asked: dict[str, str] = {}
+
+    def begin(self, identity: object, name: object, given: dict[str, Any]) -> None:
+        """The agent calls a tool: a command, or something with a file."""
+        path = given.get("file_path") or given.get("path") or ""
+        self._asked[str(identity)] = str(given.get("command") or f"[{name}] {path}".strip())
+
+    def end(self, identity: object, output: str, *, failed: bool) -> None:
+        """A call has ended."""
+        ran(self._bash, self._asked.pop(str(identity), ""), 1 if failed else 0, output)
 
 
 def table(value: object) -> dict[str, Any]:

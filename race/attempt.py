@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -39,7 +39,7 @@ from race.kept import keep_submission, kept_submission
 from race.moved import moved
 from race.plugins import boundary
 from race.project import is_left_over
-from race.prompting import outcome_of
+from race.prompting import outcome_of, settled
 from race.replay import ReplayImage, build, task_of
 from race.sandbox import Sandbox, SandboxProvider
 from race.scoring import Gate, Score, ScoreContext
@@ -397,14 +397,7 @@ async def _work(
             anyio.move_on_after(left) as timer,
             boundary(AgentError, f"agent {attempt.entry.agent!r}"),
         ):
-            done = cast("object", await run(task_of(course.spec), bash, context))
-            if not isinstance(done, Trajectory):
-                raise TypeError(f"run() returned {type(done).__name__}, not a Trajectory")
-            if account.broken:
-                raise ModelError(account.broken)
-            if account.ended is None:
-                return done
-            raise account.ended
+            return settled(await run(task_of(course.spec), bash, context), account)
     except LimitReached as e:
         return recorder.trajectory(str(e), outcome_of(e))
     except AttemptError as e:

@@ -12,7 +12,7 @@ import anyio
 from race.agent import Agent, AgentContext, Converses, Outcome, Recorder, Trajectory
 from race.bash import Bash, BashResult
 from race.errors import AgentError, AttemptError, LimitReached, ModelError
-from race.gateway import Budget, Gateway
+from race.gateway import Account, Budget, Gateway
 from race.journal import Journal
 from race.memory import Memory
 from race.plugins import boundary
@@ -115,14 +115,7 @@ async def answer(
     state = account.state
     try:
         with anyio.move_on_after(entry.time_limit), boundary(AgentError, f"agent {entry.agent!r}"):
-            done = cast("object", await run(Task(prompt.name, prompt.text, prompt.workdir), bash, context))
-            if not isinstance(done, Trajectory):
-                raise TypeError(f"it returned {type(done).__name__}, not a Trajectory")
-            if state.broken:
-                raise ModelError(state.broken)
-            if state.ended is None:
-                return done
-            raise state.ended
+            return settled(await run(Task(prompt.name, prompt.text, prompt.workdir), bash, context), state)
     except LimitReached as e:
         return recorder.trajectory(str(e), outcome_of(e))
     except AttemptError:
@@ -133,6 +126,23 @@ async def answer(
         raise
     waiting = f"; the model did not answer: {state.trouble}" if state.trouble else ""
     return recorder.trajectory(f"ended by its time limit of {entry.time_limit:g} s{waiting}", "time")
+
+
+def settled(done: object, account: Account) -> Trajectory:
+    """What an agent returned, unless its account says that it ended otherwise.
+
+    Raises:
+        TypeError: it is no trajectory.
+        ModelError: the account was closed because of a failure.
+        LimitReached: it was closed because of a limit.
+    """
+    if not isinstance(done, Trajectory):
+        raise TypeError(f"run() returned {type(done).__name__}, not a Trajectory")
+    if account.broken:
+        raise ModelError(account.broken)
+    if account.ended is not None:
+        raise account.ended
+    return done
 
 
 def outcome_of(limit: LimitReached) -> Outcome:

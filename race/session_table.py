@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from race.errors import SpecError
-from race.store import Event, Store, TakenOverError, held, me
+from race.store import Event, Store, TakenOverError, held, me, named
 
 SessionStatus: TypeAlias = Literal["idle", "running", "interrupted"]
 """``"interrupted"``: whoever answered a prompt is gone; the next prompt goes on from there."""
@@ -90,11 +90,7 @@ class SessionTable:
             raise SpecError("there is no session yet; 'race session open SANDBOX' begins one")
         if name == "last":
             return rows[-1]
-        found = [r for r in rows if r.id == name] or [r for r in rows if r.id.startswith(name)]
-        if len(found) == 1:
-            return found[0]
-        shown = ", ".join(r.id for r in (found or rows)[-10:])
-        raise SpecError(f"there {'are several sessions' if found else 'is no session'} {name!r}: {shown}")
+        return named(rows, name, "session")
 
     def claim(self, session: str) -> int:
         """Answer a prompt, as the only one. Returns the fence of the lease.

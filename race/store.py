@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from race.errors import MachineError, SpecError
 from race.process import LEASE, boot, is_alive, owner, process_start, steady
@@ -303,11 +303,7 @@ class Store:
             raise SpecError("there is no race yet; 'race run FILE' starts one")
         if name == "last":
             return next((r for r in reversed(rows) if not r.parent), rows[-1])
-        found = [r for r in rows if r.id == name] or [r for r in rows if r.id.startswith(name)]
-        if len(found) == 1:
-            return found[0]
-        shown = ", ".join(r.id for r in (found or rows)[-10:])
-        raise SpecError(f"there {'are several races' if found else 'is no race'} {name!r}: {shown}")
+        return named(rows, name, "race")
 
     def remove(self, race: str) -> None:
         """Forget a race and its events."""
@@ -372,6 +368,32 @@ def is_fresh(beat: float, where: str) -> bool:
 def held(pid: int, start: str, where: str, beat: float) -> bool:
     """Whether whoever has a lease is there, and has renewed it lately."""
     return bool(start) and where == boot() and process_start(pid) == start and is_fresh(beat, where)
+
+
+class _Identified(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=_Identified)
+
+
+def named(rows: Sequence[Row], name: str, kind: str) -> Row:
+    """The row of an id, or of the beginning of one.
+
+    Args:
+        rows: to choose from.
+        name: the id.
+        kind: what they are, as one of them is called.
+
+    Raises:
+        SpecError: there is none, or more than one; the text lists what there is.
+    """
+    found = [r for r in rows if r.id == name] or [r for r in rows if r.id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    shown = ", ".join(r.id for r in (found or rows)[-10:])
+    raise SpecError(f"there {f'are several {kind}s' if found else f'is no {kind}'} {name!r}: {shown}")
 
 
 def _remedy(error: sqlite3.Error, otherwise: str) -> str:

@@ -38,9 +38,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def fork(tmp_path: Path) -> AsyncIterator[Sandbox]:
+async def fork(home: Path) -> AsyncIterator[Sandbox]:
     """A sandbox with a project's folder, and nothing in it."""
-    made = provider("local", tmp_path / "home", "test")
+    made = provider("local", home, "test")
     sandbox = await made.create(SandboxSpec(name="fork"))
     try:
         await sandbox.write([Directory(b"/app")])

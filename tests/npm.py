@@ -17,10 +17,13 @@ from tests.conftest import delete_all
 ANSWERS_WITHIN = 20.0
 
 
-def kept_folder(otherwise: Path) -> Iterator[Path]:
-    """A state folder whose tools may be there from an earlier run; its sandboxes are gone afterwards."""
-    place = Path(os.environ.get("RACE_TEST_TOOLS") or otherwise)
+def state_folder(place: Path) -> Iterator[Path]:
+    """A state folder, whose tools may be there from an earlier run; its sandboxes are gone afterwards."""
     place.mkdir(exist_ok=True, parents=True)
+    if kept := os.environ.get("RACE_TEST_TOOLS"):
+        tools = Path(kept).absolute() / "tools"
+        tools.mkdir(exist_ok=True, parents=True)
+        (place / "tools").symlink_to(tools)
     yield place
     anyio.run(delete_all, place)
 

@@ -11,7 +11,7 @@ import pytest
 from race.plugins import agent as make_agent
 from race.testing import Script, ScriptedModel
 from race.tools import needed
-from tests.npm import fetch, kept_folder
+from tests.npm import fetch, state_folder
 from tests.racing import run
 from tests.test_race_with_agents import KEY, counts, race_on_primes
 from tests.test_race_with_models import FASTER
@@ -34,7 +34,7 @@ AGENTS |= {"qwen": {"agent": "acp", "use": "qwen"}, "mini": {"agent": "mini"}}
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[Path]:
-    yield from kept_folder(tmp_path / "home")
+    yield from state_folder(tmp_path / "home")
 
 
 @pytest.mark.parametrize("name", sorted(AGENTS))

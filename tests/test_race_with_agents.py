@@ -17,7 +17,7 @@ from race.spec import RaceSpec, from_data
 from race.testing import Script, ScriptedModel
 from race.tools import needed
 from race.verdict import Verdict
-from tests.npm import fetch, kept_folder
+from tests.npm import fetch, state_folder
 from tests.racing import run
 from tests.test_race_with_models import FASTER, PRIMES
 
@@ -39,7 +39,7 @@ SCRIPTS = {
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state folder for a module: what is fetched and prepared serves all its tests."""
-    for place in kept_folder(tmp_path_factory.mktemp("agents")):
+    for place in state_folder(tmp_path_factory.mktemp("agents")):
         fetch(place, needed(find("agents", name, "test")(InsideOptions()) for name in AGENTS))
         yield place
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from race.agent_inside import Read, Report, Server, ran, table, tables, text_of
+from race.agent_inside import Read, Report, Server, ToolCalls, table, tables, text_of
 from race.coding_agent import CodingAgent, Profile, Setting, Start
 
 if TYPE_CHECKING:
@@ -32,9 +32,8 @@ def _start(setting: Setting) -> Start:
 
 class _Reader:
     def __init__(self, bash: Bash, context: AgentContext) -> None:
-        self._bash = bash
         self._recorder = context.recorder
-        self._asked: dict[str, str] = {}
+        self._calls = ToolCalls(bash)
 
     def read(self, event: dict[str, Any], report: Report) -> None:
         """One event. Of a result, ``is_error`` is to be believed and ``subtype`` is not."""
@@ -54,12 +53,10 @@ class _Reader:
             report.message = str(block.get("text", ""))
             self._recorder.say(report.message)
         elif kind == "tool_use":
-            given = table(block.get("input"))
-            shown = given.get("command") or f"[{block.get('name')}] {given.get('file_path', '')}".strip()
-            self._asked[str(block.get("id"))] = str(shown)
+            self._calls.begin(block.get("id"), block.get("name"), table(block.get("input")))
         elif kind == "tool_result":
-            command = self._asked.pop(str(block.get("tool_use_id")), "")
-            ran(self._bash, command, 1 if block.get("is_error") else 0, text_of(block.get("content")))
+            output = text_of(block.get("content"))
+            self._calls.end(block.get("tool_use_id"), output, failed=bool(block.get("is_error")))
 
 
 def _reader(bash: Bash, context: AgentContext) -> Read:

@@ -261,12 +261,7 @@ class OpenAI:
             "",
             f"The project is in {task.workdir}. You are judged by what is changed there when you end.",
         ]
-        if task.protected:
-            lines += ["These files must stay as they are, byte for byte, or your work does not count:"]
-            lines += [f"- {pattern}" for pattern in task.protected]
-        if task.editable:
-            lines += ["Of the project, you may change, add and remove only:"]
-            lines += [f"- {pattern}" for pattern in task.editable]
+        lines += task.rules
         turns = context.recorder.max_steps
         lines += [
             "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from race.agent_inside import Read, Report, Server, ran, table, text_of
+from race.agent_inside import Read, Report, Server, ToolCalls, table, text_of
 from race.coding_agent import CodingAgent, Profile, Setting, Start
 from race.sandbox import File
 
@@ -46,9 +46,8 @@ def _start(setting: Setting) -> Start:
 
 class _Reader:
     def __init__(self, bash: Bash, context: AgentContext) -> None:
-        self._bash = bash
         self._recorder = context.recorder
-        self._asked: dict[str, str] = {}
+        self._calls = ToolCalls(bash)
 
     def read(self, event: dict[str, Any], report: Report) -> None:
         """One event. Pi exits with 0 whatever happened; the last message says how it ended."""
@@ -60,13 +59,10 @@ class _Reader:
         elif kind == "message_end" and table(event.get("message")).get("role") == "assistant":
             self._said(table(event["message"]), report)
         elif kind == "tool_execution_start":
-            given = table(event.get("args"))
-            shown = given.get("command") or f"[{event.get('toolName')}] {given.get('path', '')}".strip()
-            self._asked[str(event.get("toolCallId"))] = str(shown)
+            self._calls.begin(event.get("toolCallId"), event.get("toolName"), table(event.get("args")))
         elif kind == "tool_execution_end":
             output = text_of(table(event.get("result")).get("content"))
-            command = self._asked.pop(str(event.get("toolCallId")), "")
-            ran(self._bash, command, 1 if event.get("isError") else 0, output)
+            self._calls.end(event.get("toolCallId"), output, failed=bool(event.get("isError")))
 
     def _said(self, message: dict[str, Any], report: Report) -> None:
         report.error = str(message.get("errorMessage") or "") if message.get("stopReason") == "error" else ""
