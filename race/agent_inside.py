@@ -155,8 +155,14 @@ def briefing(task: Task, context: AgentContext) -> str:
     lines = [task.prompt.strip()]
     if context.hint:
         lines += ["", f"Hint: {context.hint}"]
-    lines += ["", f"The project is in {task.workdir}. You are judged by what is changed there when you end."]
-    lines += ["Nobody is there to answer questions."]
+    if context.memory is None:
+        lines += [
+            "",
+            f"The project is in {task.workdir}. You are judged by what is changed there when you end.",
+        ]
+        lines += ["Nobody is there to answer questions."]
+    else:
+        lines += ["", f"The project is in {task.workdir}."]
     return "\n".join([*lines, *task.rules])
 
 

@@ -52,7 +52,8 @@ class Turn:
         number: in its session, from 1.
         prompt: as it was asked.
         state: ``"failed"``: see ``reason``; ``"interrupted"``: whoever answered was ended, see ``reason``.
-        trajectory: what the agent did, once it has answered; a limit that ended it is an answer too.
+        trajectory: what the agent did, also in an answer that failed or was cancelled; None while it works, and if its
+            process was killed: then the events have all that is known. A limit that ended it is an answer.
         reason: why it failed, or what was lost when it was interrupted.
         first: number of the event that it began with.
         last: number of its last event so far.
@@ -222,12 +223,13 @@ class Session:
             raise
         except Exception as e:
             reason = str(e) if isinstance(e, RaceError) else f"the framework broke: {type(e).__name__}: {e}"
-            answering.settle("session.failed", reason=reason)
+            answering.settle("session.failed", answering.trajectory, reason=reason)
             raise
         except BaseException:
-            answering.settle("session.interrupted", reason=lost(self.events(answering.first)))
+            reason = lost(self.events(answering.first))
+            answering.settle("session.interrupted", answering.trajectory, reason=reason)
             raise
-        answering.settle("session.answered", trajectory=_TRAJECTORY.dump_python(done, mode="json"))
+        answering.settle("session.answered", done)
         return self.turn(answering.number)
 
     async def delete(self) -> None:
@@ -260,6 +262,7 @@ class Session:
                 )
             await bring(place, [self._agent], self._store.home)
             recorder = Recorder(entry.max_steps, self._spending(info.labels.get("fleet", "")))
+            answering.recorder = recorder
             prompt = Prompt(text, entry, self._agent, self.id, "the session", row.workdir, answering.memory)
             return await answer(prompt, place, gateway, recorder, answering.watch(recorder))
 
@@ -282,6 +285,7 @@ class _Answering:
     past: list[Event]
     number: int = 0
     first: int = 0
+    recorder: Recorder | None = None
     began: float = field(default_factory=time.monotonic)
 
     def begin(self, text: str) -> None:
@@ -296,9 +300,17 @@ class _Answering:
     def append(self, kind: str, **data: Any) -> Event:
         return self.table.append(self.session, self.fence, kind, **data)
 
-    def settle(self, kind: str, **data: Any) -> None:
+    @property
+    def trajectory(self) -> Trajectory:
+        """What the agent has done so far."""
+        return self.recorder.trajectory() if self.recorder is not None else Trajectory()
+
+    def settle(self, kind: str, done: Trajectory, **data: Any) -> None:
         seconds = round(time.monotonic() - self.began, 3)
-        self.table.settle(self.session, self.fence, kind, turn=self.number, seconds=seconds, **data)
+        made = _TRAJECTORY.dump_python(done, mode="json")
+        self.table.settle(
+            self.session, self.fence, kind, turn=self.number, seconds=seconds, trajectory=made, **data
+        )
 
     @property
     def memory(self) -> Memory:

@@ -47,7 +47,12 @@ QUOTED = 300
 PREAMBLE = (
     "You work on a software project in a Linux sandbox of your own. Nobody is there to answer questions."
 )
-"""How the system prompt begins, unless the entry says it otherwise."""
+"""How the system prompt begins in a race, unless the entry says it otherwise."""
+
+PREAMBLE_OF_SESSIONS = (
+    "You work on a software project in a Linux sandbox; whoever asks may ask for more after your answer."
+)
+"""How it begins in a session."""
 
 BASH_TOOL: JsonValue = {
     "type": "function",
@@ -256,17 +261,16 @@ class OpenAI:
         return Upstream(self._base_url(), self.options.api_key_env)
 
     def _rules(self, task: Task, bash: Bash, context: AgentContext) -> str:
-        lines = [
-            PREAMBLE if self.options.system_prompt is None else self.options.system_prompt,
-            "",
-            f"The project is in {task.workdir}. You are judged by what is changed there when you end.",
-        ]
+        given, racing = self.options.system_prompt, context.memory is None
+        preamble = PREAMBLE if racing else PREAMBLE_OF_SESSIONS
+        judged = " You are judged by what is changed there when you end." if racing else ""
+        lines = [preamble if given is None else given, "", f"The project is in {task.workdir}.{judged}"]
         lines += task.rules
         turns = context.recorder.max_steps
         lines += [
             "",
             f"Your tool is bash; a command may take {bash.timeout:g} seconds.",
-            f"You have {turns} turns and {context.time_limit:g} seconds; what is changed by then counts.",
+            f"You have {turns} turns and {context.time_limit:g} seconds{'; what is changed by then counts' * racing}.",
             "A turn without a call of bash ends your work. Take it when you are done, and say what you did.",
         ]
         return "\n".join(lines)

@@ -204,7 +204,7 @@ def _turn_data(turn: Turn) -> dict[str, Any]:
         "state": turn.state,
         "reason": turn.reason or None,
         "outcome": made.outcome if made else None,
-        "message": made.message if made else None,
+        "message": made.message or None if made else None,
         "steps": len(made.steps) if made else None,
         "usage": asdict(made.usage) if made else None,
         "seconds": turn.seconds,
