@@ -82,6 +82,30 @@ def test_a_replay_that_was_killed_stays_a_replay(shell: Shell) -> None:
     assert result(again) == result(first)
 
 
+def test_the_rounds_of_a_race_are_replayed_with_its_judge(tmp_path: Path, home: Path) -> None:
+    project(tmp_path)
+    shell = Shell(tmp_path, home)
+    scripts = {
+        "halves": Script(("echo $(($(cat value.txt) / 2)) > value.txt",), "Half of it."),
+        "judge": Script(final='{"refuse": false, "where": "", "reason": "honest"}'),
+    }
+    with ScriptedModel(scripts) as server:
+        given = f'base_url = "{server.url}"\napi_key_env = ""\n'
+        entry = f'[[entries]]\nname = "a"\nmodel = "halves"\n{given}'
+        judge = f'[[scorers]]\nuse = "judge"\nmodel = "judge"\n{given}max_retries = 0\n'
+        shell.write("rounds = 2\n" + RACE_FILE + judge + entry)
+        first = verdict(shell, "run", "race.toml")
+        asked = len(server.requests)
+    assert [r["winner"] for r in first["lineage"]] == ["a", "a"]
+    assert asked == 2 * (2 + 3)
+    again = verdict(shell, "replay", first["race"])
+    assert [r["winner"] for r in again["lineage"]] == ["a", "a"]
+    assert result(again) == result(first)
+    gates = [v["attempts"][0]["gates"]["judge"] for v in (first, again)]
+    assert gates[0] == gates[1]
+    assert gates[0]["reason"] == "0 of 3 judges refused it"
+
+
 def test_without_a_record_there_is_nothing_to_replay(tmp_path: Path, home: Path) -> None:
     project(tmp_path)
     shell = Shell(tmp_path, home)
