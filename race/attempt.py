@@ -280,6 +280,8 @@ async def _fork(course: Course, attempt: Attempt) -> Sandbox:
     fork = await parent.fork(sandbox, network=spec.base.network.agent, labels=labels)
     attempt.past = AttemptHistory(take, sandbox)
     attempt.fork = fork
+    if take > 1:
+        course.gateway.begin_anew(name)
     course.emit("attempt.started", name, sandbox=fork.name, agent=entry.agent, model=entry.model)
     return fork
 

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from race.errors import ModelError, SandboxError, SpecError
+from race.errors import AgentError, ModelError, SandboxError, SpecError
 from race.sandbox import Sandbox
 from race.session import Session, sessions
 from race.testing import Script, ScriptedModel, Turn
@@ -28,6 +28,36 @@ SCRIPTS = {
         "And more.",
     ),
 }
+
+
+# Speaks the Agent Client Protocol, and says what it was told before: from a file in its home, which it tells first when
+# it loads a conversation, as the protocol wants.
+ACP = """
+import json, os, sys
+def say(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+def tell(text):
+    update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}}
+    say(method="session/update", params={"sessionId": "s", "update": update})
+kept = os.environ["HOME"] + "/kept"
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, given, result = asked["method"], asked["params"], {}
+    if method == "initialize":
+        result = {"protocolVersion": 1, "agentCapabilities": {"loadSession": sys.argv[1] == "loads"}}
+    elif method == "session/new":
+        result = {"sessionId": "s-of-mine"}
+    elif method == "session/load":
+        assert given["sessionId"] == "s-of-mine", given
+        tell(open(kept).read())
+    elif method == "session/prompt":
+        before = open(kept).read() if os.path.exists(kept) else ""
+        text = given["prompt"][0]["text"].splitlines()[0]
+        open(kept, "w").write(before + text + "|")
+        tell("before: " + before)
+        result = {"stopReason": "end_turn"}
+    say(id=asked["id"], result=result)
+"""
 
 
 @pytest.fixture
@@ -151,6 +181,20 @@ async def test_what_fails_is_recorded_and_can_be_gone_on_from(home: Path, place:
         with pytest.raises(SpecError, match="unknown key"):
             async with Session.open(place, home=home, workdir="/app", **model(server, "two", modl="x")):
                 pass
+
+
+@pytest.mark.anyio
+async def test_an_acp_agent_goes_on_if_it_offers_to(home: Path, place: str) -> None:
+    def options(how: str) -> dict[str, Any]:
+        given = {"agent": "acp", "model": "m", "api_key_env": "", "base_url": "http://127.0.0.1:1/v1"}
+        return {**given, "argv": ["python3", "-c", ACP, how], "workdir": "/app"}
+
+    async with Session.open(place, home=home, **options("loads")) as session:
+        said = [(await session.prompt(text)).trajectory for text in ("One.", "Two.", "Three.")]
+    assert [t.message for t in said if t] == ["before:", "before: One.|", "before: One.|Two.|"]
+    async with Session.open(place, home=home, **options("forgets")) as session:
+        with pytest.raises(AgentError, match="does not offer session/load"):
+            await session.prompt("One.")
 
 
 @pytest.mark.anyio

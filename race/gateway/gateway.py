@@ -120,6 +120,11 @@ class Gateway:
             account.on_exchange = self._record.append
         return GatewayAccount(self, account)
 
+    def begin_anew(self, name: str) -> None:
+        """An attempt is started anew, with another conversation."""
+        if self._record is not None:
+            self._record.begin_anew(name)
+
     def limiter(self, upstream: Upstream) -> Limiter:
         """The one limiter of all requests to a server."""
         return self._limiters.setdefault(upstream.base_url, Limiter(random.Random(0)))  # noqa: S311 - spreads waits

@@ -73,7 +73,16 @@ class _Answers:
         self._exact: dict[str, deque[int]] = defaultdict(deque)
         self._alike: dict[str, deque[int]] = defaultdict(deque)
         self._exchanges: list[Exchange] = []
-        for exchange in (e for r in records for e in sorted(r.read(attempt), key=lambda e: e.number)):
+        # Of an attempt that was started anew, the last conversation counts. A request that was broken off was sent
+        # again if it mattered, and that one has an answer: so it comes last.
+        for record in records:
+            found = sorted(
+                record.read(attempt, last=True), key=lambda e: (e.outcome == "broken off", e.number)
+            )
+            self._take_in(found)
+
+    def _take_in(self, found: Iterable[Exchange]) -> None:
+        for exchange in found:
             if exchange.outcome == "refused":
                 continue
             name = cast("Name", exchange.protocol)
