@@ -338,7 +338,8 @@ def sessions(home: Path | None = None) -> list[SessionInfo]:
     """All sessions, oldest first."""
     store = Store(home or default_home())
     try:
-        return [_info(store, row) for row in SessionTable(store).all()]
+        table = SessionTable(store)
+        return [_info(row, table.prompts(row.id)) for row in table.all()]
     finally:
         store.close()
 
@@ -397,8 +398,7 @@ def _turns(events: Iterable[Event]) -> list[Turn]:
     return turns
 
 
-def _info(store: Store, row: SessionRow) -> SessionInfo:
-    prompts = sum(e.kind == "session.prompted" for e in store.events(row.id))
+def _info(row: SessionRow, prompts: int) -> SessionInfo:
     agent, model = str(row.options.get("agent", "openai")), row.options.get("model")
     return SessionInfo(row.id, row.sandbox, agent, model, row.status, prompts, row.created)
 

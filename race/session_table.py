@@ -92,6 +92,13 @@ class SessionTable:
             return rows[-1]
         return named(rows, name, "session")
 
+    def prompts(self, session: str) -> int:
+        """How many prompts it has had."""
+        ((count,),) = self._store.read(
+            "SELECT count(*) FROM events WHERE race = ? AND kind = 'session.prompted'", (session,)
+        )
+        return int(count)
+
     def claim(self, session: str) -> int:
         """Answer a prompt, as the only one. Returns the fence of the lease.
 

@@ -31,6 +31,8 @@ PLACE = "/opt/race"
 PATIENCE = 900.0
 """Seconds that npm may take."""
 
+_SETUP = 1800.0
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -162,7 +164,7 @@ async def _run(command: list[str], folder: Path, lock: int) -> tuple[int, str]:
             await process.aclose()
 
 
-async def equip(sandbox: Sandbox, tool: Tool, home: Path, *, timeout: float = 1800) -> None:
+async def equip(sandbox: Sandbox, tool: Tool, home: Path, *, timeout: float = _SETUP) -> None:
     """Put a tool into a sandbox.
 
     Args:
@@ -175,7 +177,10 @@ async def equip(sandbox: Sandbox, tool: Tool, home: Path, *, timeout: float = 18
         MachineError: see `install`.
         SpecError: one of its commands fails.
     """
-    folder = await install(tool, home)
+    await _put(sandbox, tool, await install(tool, home), timeout)
+
+
+async def _put(sandbox: Sandbox, tool: Tool, folder: Path | None, timeout: float) -> None:
     if folder is not None:
         await sandbox.upload(folder, tool.place)
     for command in tool.setup:
@@ -191,9 +196,19 @@ async def equip(sandbox: Sandbox, tool: Tool, home: Path, *, timeout: float = 18
 async def bring(sandbox: Sandbox, agents: Iterable[object], home: Path) -> None:
     """Put the tools of some agents into a sandbox that lacks them; errors are those of `equip`."""
     for tool in needed(agents):
-        try:
-            there = (await sandbox.read(tool.mark, limit=1000)).decode("utf-8", "replace")
-        except FileNotFoundError:
-            there = ""
-        if there != tool.key:
-            await equip(sandbox, tool, home)
+        if await _has(sandbox, tool):
+            continue
+        folder = await install(tool, home)
+        (home / "tools").mkdir(parents=True, exist_ok=True)
+        async with locked(
+            home / "tools" / f"{tool.key}.lock", lambda: None
+        ):  # two sessions may begin at once
+            if not await _has(sandbox, tool):
+                await _put(sandbox, tool, folder, _SETUP)
+
+
+async def _has(sandbox: Sandbox, tool: Tool) -> bool:
+    try:
+        return await sandbox.read(tool.mark, limit=1000) == tool.key.encode()
+    except FileNotFoundError:
+        return False

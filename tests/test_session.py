@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from race.errors import AgentError, ModelError, SandboxError, SpecError
+from race.fleet import Fleet, FleetPolicy, FleetSpec
 from race.sandbox import Sandbox
 from race.session import Session, sessions
 from race.testing import Script, ScriptedModel, Turn
@@ -184,6 +185,24 @@ async def test_what_fails_is_recorded_and_can_be_gone_on_from(home: Path, place:
 
 
 @pytest.mark.anyio
+async def test_in_a_member_of_a_fleet_it_spends_what_the_fleet_may(home: Path) -> None:
+    scripts = {"worker": Script(("echo one", "echo two", "echo three"), "Done.")}
+    policy = FleetPolicy(cost_usd=0.03)
+    async with (
+        ScriptedModel(scripts, price=(0.0, 0.001)) as server,
+        Fleet.create(
+            "paid", 1, spec=FleetSpec(network="none", workdir="/tmp", policy=policy), home=home
+        ) as fleet,
+        Session.open(fleet.members[0].sandbox, home=home, **model(server, "worker")) as session,
+    ):
+        turn = await session.prompt("Work.")
+        assert turn.trajectory is not None
+        assert turn.trajectory.message == "ended because its fleet has spent what it may"
+        assert fleet.spent_usd == pytest.approx(session.usage.cost_usd)
+        await fleet.delete()
+
+
+@pytest.mark.anyio
 async def test_an_acp_agent_goes_on_if_it_offers_to(home: Path, place: str) -> None:
     def options(how: str) -> dict[str, Any]:
         given = {"agent": "acp", "model": "m", "api_key_env": "", "base_url": "http://127.0.0.1:1/v1"}
@@ -223,7 +242,7 @@ def test_one_that_is_killed_is_gone_on_with_and_says_what_was_lost(tmp_path: Pat
     assert shell.run(*made)[0] == 0
     (sandbox,) = [s["name"] for s in shell.sandboxes()]
     with ScriptedModel(SCRIPTS) as server:
-        settings = ("--set", f"base_url={server.url}", "--set", 'api_key_env=""')
+        settings = ("--set", f"base_url={server.url}", "--set", 'api_key_env=""', "--set", "max_retries=0")
         status, out, err = shell.run("session", "open", sandbox, "--model", "slow", *settings, "--json")
         assert status == 0, err
         name = json.loads(out)["session"]
@@ -250,6 +269,10 @@ def test_one_that_is_killed_is_gone_on_with_and_says_what_was_lost(tmp_path: Pat
         assert found[-1]["kind"] == "session.answered"
         processes = shell.run("sandbox", "exec", sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")[1]
         assert "sleep 60" not in processes.replace("cat /proc", "")
+    status, out, err = shell.run("session", "prompt", name, "Once more.", "--json")  # the server is gone
+    assert status == 1
+    assert "the connection failed" in err
+    assert json.loads(out)["state"] == "failed"
     assert shell.run("session", "rm", name)[:2] == (0, f"removed {name}\n")
     assert shell.run("session", "show", name)[0] == 2
     assert not (home / "sessions" / name).exists()

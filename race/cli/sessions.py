@@ -16,7 +16,7 @@ from rich.text import Text
 from race.agent import Trajectory
 from race.cli import wording
 from race.cli.running import NO_WINNER, exiting, run_async, tell
-from race.errors import SpecError
+from race.errors import AttemptError, SpecError
 from race.session import Session, Turn, sessions
 from race.store import Event
 
@@ -98,15 +98,19 @@ def prompt(
     time_limit: Annotated[float | None, typer.Option("--time-limit", help="Seconds for the answer.")] = None,
     as_json: Json = False,
 ) -> int:
-    """Let the agent of a session answer. Exit status 1 if a limit ended it."""
+    """Let the agent of a session answer. Exit status 1 if it failed, or a limit ended it."""
     asked = sys.stdin.read() if text == "-" else text
 
     async def work(session: Session) -> Turn:
         before = session.turns
-        answering = await session.prompt(asked, time_limit=time_limit)
-        if before and (was := session.turn(len(before))).state == "interrupted":
+        try:
+            await session.prompt(asked, time_limit=time_limit)
+        except AttemptError as e:
+            tell(str(e))
+        if before and before[-1].state == "running":  # whoever answered it was killed
+            was = session.turn(len(before))
             tell(f"prompt {was.number} was {was.reason}")
-        return answering
+        return session.turns[-1]
 
     turn = _on(name, work)
     if as_json:
@@ -114,7 +118,8 @@ def prompt(
     else:
         for line in (turn.trajectory or Trajectory()).message.splitlines():
             typer.echo(wording.one_line(line))
-    return 0 if turn.trajectory is not None and turn.trajectory.outcome == "done" else NO_WINNER
+    made = turn.trajectory
+    return 0 if turn.state == "answered" and made is not None and made.outcome == "done" else NO_WINNER
 
 
 @app.command()
