@@ -21,6 +21,7 @@ from race.bash import Bash, BashResult
 from race.batch import cancel_batch, run_batch
 from race.batch_result import BatchResult, Estimate, TaskResult, Totals, VariantResult
 from race.batch_spec import BatchSpec, load_batch
+from race.comparison import Method, compare
 from race.errors import (
     AgentError,
     AttemptError,
@@ -106,6 +107,7 @@ __all__ = [
     "MachineReport",
     "Member",
     "Memory",
+    "Method",
     "Metric",
     "ModelError",
     "Package",
@@ -153,6 +155,7 @@ __all__ = [
     "VariantResult",
     "Verdict",
     "cancel_batch",
+    "compare",
     "finals",
     "load",
     "load_batch",

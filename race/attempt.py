@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -29,14 +28,13 @@ from race.errors import (
     ModelError,
     Rejected,
     SandboxError,
-    ScorerError,
 )
+from race.flaking import ask, is_repeatable, repeated
 from race.gateway import Account, Budget, Gateway
 from race.handoff import deposit
 from race.history import AttemptHistory, FinalsHistory
 from race.journal import DivergedError, Journal, Kept
 from race.kept import keep_submission, kept_submission
-from race.moved import moved
 from race.plugins import boundary
 from race.project import is_left_over
 from race.prompting import outcome_of, settled
@@ -483,13 +481,11 @@ async def _judge(course: Course, attempt: Attempt, image: ReplayImage) -> None:
             f"{attempt.name}~{name}", recorder, whose=f"the scorer {name!r}", seed=attempt.number + 1
         )
         context = ScoreContext(name, attempt.name, baseline=course.baselines.get(name), account=account)
-        async with image.replay() as replay:
-            with boundary(ScorerError, f"scorer {name!r}"):
-                score: Any = await gate.score(replay, context)
-                if not isinstance(score, Score):
-                    raise TypeError(f"score() returned {type(score).__name__}, not a Score")
-            if score.passed and (changed := await moved(replay)):
-                score = Score(passed=False, reason=changed)
+        score = await ask(image, name, gate, context)
+        if is_repeatable(score):
+            score = await repeated(course, context, image, gate, score)
+            if score.passed:
+                attempt.reasons.append(f"{name}: {score.reason}")
         purse = account.state.purse
         used = AttemptUsage(**asdict(purse.usage)) if purse.requests else None
         attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason, usage=used)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from race.attempt import Attempt
+from race.deciding import Measured
 from race.finals import Standing
 from race.machine import described
-from race.measuring import Measured, change_size
+from race.measuring import change_size
 from race.sandbox import File
 from race.spec import RaceSpec
+from race.statistics.standings import Why
 from race.submission import Submission, printable
 from race.verdict import (
     AttemptUsage,
@@ -23,6 +26,15 @@ from race.verdict import (
     Verdict,
 )
 
+HOW: Final[Mapping[Why, str]] = {
+    "decided": "the measurements decide it",
+    "practical tie": "a tie within the indifference zone; the smallest change wins",
+    "budget": "the best when the budget for measuring was spent; not beyond doubt",
+    "only candidate": "the only eligible attempt that could be measured",
+    "nobody better": "the best of the eligible",
+}
+"""How the measurements ended, for people, when there is a winner."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
@@ -33,12 +45,14 @@ class Conclusion:
         tied_with: those that cannot be told from it.
         confidence: probability that it is the best, in [0, 1].
         reason: in a sentence, why this one, or why none.
+        is_tie: whether it is known that the others are as good; else they could merely not be told apart.
     """
 
     winner: str | None = None
     tied_with: tuple[str, ...] = ()
     confidence: float = 0.0
     reason: str = ""
+    is_tie: bool = True
 
 
 def conclude(spec: RaceSpec, attempts: Sequence[Attempt], measured: Measured | None) -> Conclusion:
@@ -55,14 +69,13 @@ def conclude(spec: RaceSpec, attempts: Sequence[Attempt], measured: Measured | N
     standings = measured.standings
     if standings.winner is None:
         return Conclusion(reason=_nobody(spec))
-    how = {
-        "decided": "the measurements decide it",
-        "practical tie": "a tie within the indifference zone; the smallest change wins",
-        "budget": "the best when the budget for measuring was spent; not beyond doubt",
-        "only candidate": "the only eligible attempt that could be measured",
-        "nobody better": "the best of the eligible",
-    }
-    return Conclusion(standings.winner, standings.tied_with, standings.confidence, how[standings.why])
+    return Conclusion(
+        standings.winner,
+        standings.tied_with,
+        standings.confidence,
+        HOW[standings.why],
+        is_tie=standings.why != "budget",
+    )
 
 
 def _nobody(spec: RaceSpec) -> str:
@@ -108,6 +121,7 @@ def verdict(  # noqa: PLR0913 - a verdict has this many sides
         attempts=tuple(_attempt(a, status, measured, kept, conclusion) for a in attempts),
         seconds=seconds,
         warnings=tuple(warnings),
+        pareto=measured.pareto if measured else (),
     )
 
 
@@ -144,6 +158,7 @@ def _attempt(
         gates=attempt.gates,
         metrics=attempt.metrics,
         speedup=_speedup(standing),
+        confirmed=measured.confirmed if measured and attempt.name == conclusion.winner else None,
         p_best=standing.p_best if standing else None,
         steps=len(trajectory.steps),
         usage=AttemptUsage(
@@ -214,8 +229,12 @@ def _remarks(attempt: Attempt, standing: Standing | None, conclusion: Conclusion
         said.append("changed nothing")
     elif standing is not None and standing.vs_base is not None and standing.vs_base.low <= 1:
         said.append("not measurably better than the base")
-    elif attempt.name in conclusion.tied_with:
+    elif attempt.name in conclusion.tied_with and conclusion.is_tie:
         said.append(f"tied with {conclusion.winner}, whose change is smaller")
+    elif attempt.name in conclusion.tied_with:
+        said.append(
+            f"not told apart from {conclusion.winner}, which is ahead by less than can be measured so far"
+        )
     elif standing is not None and standing.vs_winner is not None:
         said.append(f"beaten by {conclusion.winner}: {standing.vs_winner.estimate:.3g} times as good")
     return said

@@ -12,11 +12,14 @@ from pydantic import JsonValue, TypeAdapter
 from race.agent import TokenUsage
 from race.bash import BashResult
 from race.journal import Kept
+from race.scoring import Sample
 from race.store import Event
+from race.surroundings import Surroundings
 from race.verdict import GateResult, Verdict
 
 _RESULT = TypeAdapter(BashResult)
 _RESULT_KEYS = frozenset(BashResult.__dataclass_fields__)
+_SAMPLE_KEYS = frozenset(Sample.__dataclass_fields__)
 
 
 @dataclass(slots=True)
@@ -53,16 +56,14 @@ class PastSample:
     """A measurement that was made, or the reason why there was none.
 
     Attributes:
-        value: see `race.Sample`, as the next two.
-        wait: see there.
-        seconds: see there.
+        sample: what was measured.
+        around: what the machine did meanwhile.
         rejected: why there is no number.
         broken: whether that is because the scorer broke.
     """
 
-    value: float = 0.0
-    wait: float = 0.0
-    seconds: float = 0.0
+    sample: Sample = field(default_factory=lambda: Sample(0.0))
+    around: Surroundings = field(default_factory=Surroundings)
     rejected: str = ""
     broken: bool = False
 
@@ -198,7 +199,10 @@ def _measured(finals: FinalsHistory, event: Event) -> None:
     data = event.data
     place = (str(data["scorer"]), "base" if data["base"] else event.attempt, int(data["round"]))
     if event.kind == "finals.sample":
-        sample = PastSample(float(data["value"]), float(data["wait"]), float(data["seconds"]))
+        sample = PastSample(
+            Sample(**{k: data[k] for k in _SAMPLE_KEYS if k in data}),
+            Surroundings(**{k: data.get(k) for k in ("load", "running", "mhz")}),
+        )
     else:
         sample = PastSample(rejected=str(data["reason"]), broken=bool(data["broken"]))
     finals.samples.setdefault(place, deque()).append(sample)

@@ -1,72 +1,38 @@
 """Measuring replays: one at a time on a machine, after all agents have ended.
 
-Every sample is a fresh process in a fresh fork of a replay image. Races that share a state folder share one *lane*: a
-lock that the kernel lets go when its holder dies, so no two of them measure at the same moment.
+Every sample is a fresh process in a fresh fork of a replay image. All races on a machine share one *lane*, so no two of
+them measure at the same moment; see `race.lane`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
-import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import cast
 
 import anyio
 import numpy as np
 
-from race.attempt import Attempt, Course, Emit
-from race.errors import AttemptError, Rejected, ScorerError, SpecError
-from race.finals import Entrant, Measure, Rule, Standings, finals
-from race.history import FinalsHistory, PastSample
-from race.locking import locked
-from race.moved import moved
-from race.plugins import boundary
+from race.arms import is_linear, measure_once
+from race.attempt import Course, Emit
+from race.errors import Rejected, SpecError
+from race.finals import Rule
+from race.lane import machine_lane
 from race.replay import ReplayImage, build
-from race.scoring import Metric, Sample, ScoreContext
+from race.scoring import Metric, ScoreContext
 from race.spec import RaceSpec
-from race.statistics.cautions import Caution
 from race.submission import Submission
 from race.verdict import MetricResult
 
 TIME_UNITS = frozenset({"ns", "us", "µs", "ms", "s", "sec", "seconds", "min", "h"})
 """Units whose values are times."""
-SECONDARY_ROUNDS = 3
-"""How often the metrics that do not decide are measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What the finals brought.
-
-    Attributes:
-        standings: of the metric that decides.
-        metric: its name.
-        base: what was measured of the base, by metric.
-        warnings: for people.
-    """
-
-    standings: Standings
-    metric: str
-    base: Mapping[str, MetricResult]
-    warnings: list[str]
-
-    @property
-    def names(self) -> set[str]:
-        """Everybody who was measured, the base included."""
-        return {s.name for s in self.standings.entrants}
-
-
-@asynccontextmanager
-async def lane(home: Path, emit: Emit) -> AsyncGenerator[None]:
-    """Hold the machine's measuring lane."""
-    async with locked(home / "lane.lock", lambda: emit("lane.waiting")):
-        yield
+def lane(emit: Emit) -> AbstractAsyncContextManager[None]:
+    """Hold the machine's measuring lane, and say so if it has to be waited for."""
+    return machine_lane(lambda: emit("lane.waiting"))
 
 
 async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) -> dict[str, MetricResult]:
@@ -76,6 +42,7 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
         SpecError: a metric has no number even for the unchanged project.
     """
     spec, base, emit = course.spec, course.base, course.emit
+    check_finals(spec, metrics)
     known = course.home / "bases" / base.key / f"baseline-{tables_key(spec)}.json"
     if base.cached and (found := _kept(known)) is not None:
         return found
@@ -85,7 +52,7 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
     emit("base.progress", text="measuring the base")
     image = await base_image(course)
     try:
-        async with lane(course.home, course.emit):
+        async with lane(course.emit):
             for name, metric in metrics:
                 try:
                     sample = await measure_once(image, name, metric, ScoreContext(name, "base"))
@@ -102,154 +69,6 @@ async def measure_base(course: Course, metrics: Sequence[tuple[str, Metric]]) ->
     return results
 
 
-async def run_finals(
-    course: Course, attempts: Sequence[Attempt], metrics: Sequence[tuple[str, Metric]]
-) -> Measured:
-    """Measure the eligible attempts and the base against each other. Attempts that turn out to have no number end
-    as ineligible, those whose scorer breaks as failed.
-    """
-    image = await base_image(course)
-    images = {"base": image, **{a.name: a.image for a in attempts if a.image is not None}}
-    arms = _Arms(images, course.emit, course.finals)
-    entrants = [Entrant("base"), *(Entrant(a.name, change_size(a.submission)) for a in attempts)]
-    name, metric = metrics[0]
-    async with lane(course.home, course.emit):
-        names = [e.name for e in entrants]
-        known = course.finals
-        if known.entrants == names:
-            # The same generator and the same samples give the same orders and standings: see `finals`.
-            seed = known.seed
-        else:
-            known.samples.clear()
-            seed = int.from_bytes(os.urandom(8)) >> 1
-            course.emit(
-                "finals.started", scorer=name, entrants=names, goal=metric.goal, unit=metric.unit, seed=seed
-            )
-        rng = np.random.default_rng(seed)
-        standings = await finals(entrants, arms.measure_with(name, metric), rule(course.spec, metric), rng)
-        for other, secondary in metrics[1:]:
-            await arms.measure_rounds(other, secondary, rng)
-    base_results = {name: result(standings["base"].values, metric.unit)}
-    for attempt in attempts:
-        standing = standings[attempt.name]
-        if standing.values:
-            attempt.metrics[name] = result(standing.values, metric.unit)
-        if attempt.name in arms.broken:
-            attempt.end("failed", arms.broken[attempt.name])
-        elif standing.state == "rejected":
-            attempt.end("ineligible", f"{name}: {standing.reason}")
-    for other, secondary in metrics[1:]:
-        for arm, values in arms.values[other].items():
-            target = base_results if arm == "base" else next(a for a in attempts if a.name == arm).metrics
-            target[other] = result(values, secondary.unit)
-    return Measured(standings, name, base_results, [_sentence(c) for c in standings.warnings])
-
-
-class _Arms:
-    """The replay images that are measured, by name."""
-
-    def __init__(self, images: Mapping[str, ReplayImage], emit: Emit, past: FinalsHistory) -> None:
-        self._images = images
-        self._emit = emit
-        self._past = past
-        self._of_base: dict[str, Sample] = {}
-        self.broken: dict[str, str] = {}
-        self.values: dict[str, dict[str, list[float]]] = {}
-
-    def measure_with(self, scorer: str, metric: Metric) -> Measure:
-        """What the finals call for each sample. A scorer that breaks on one candidate costs that one its place."""
-
-        async def measure(entrant: Entrant, number: int, seed: int) -> Sample:
-            arm = entrant.name
-            if (past := self._past.take(scorer, arm, number)) is not None:
-                return self._known(scorer, arm, past)
-            context = ScoreContext(scorer, arm, number, seed, self._of_base.get(scorer))
-            try:
-                sample = await measure_once(self._images[arm], scorer, metric, context)
-            except (AttemptError, Rejected) as e:
-                if arm == "base":
-                    raise
-                broken = isinstance(e, AttemptError)
-                self._emit(
-                    "finals.rejected",
-                    arm,
-                    scorer=scorer,
-                    base=False,
-                    round=number,
-                    reason=str(e),
-                    broken=broken,
-                )
-                if not broken:
-                    raise
-                self.broken[arm] = str(e)
-                raise Rejected(str(e)) from e
-            if arm == "base":
-                self._of_base[scorer] = sample
-            self._emit(
-                "finals.sample",
-                "" if arm == "base" else arm,
-                scorer=scorer,
-                base=arm == "base",
-                round=number,
-                value=sample.value,
-                wait=sample.wait,
-                seconds=sample.seconds,
-            )
-            return sample
-
-        return measure
-
-    def _known(self, scorer: str, arm: str, past: PastSample) -> Sample:
-        """What an earlier process measured."""
-        if past.rejected:
-            if past.broken:
-                self.broken[arm] = past.rejected
-            raise Rejected(past.rejected)
-        sample = Sample(past.value, past.wait, past.seconds)
-        if arm == "base":
-            self._of_base[scorer] = sample
-        return sample
-
-    async def measure_rounds(self, scorer: str, metric: Metric, rng: np.random.Generator) -> None:
-        """A metric that is reported and does not decide: a few interleaved rounds of everybody still there."""
-        found = self.values.setdefault(scorer, {})
-        measure = self.measure_with(scorer, metric)
-        for number in range(1, SECONDARY_ROUNDS + 1):
-            seed = int(rng.integers(1 << 32))
-            for arm in rng.permutation([a for a in self._images if a not in self.broken]):
-                try:
-                    sample = await measure(Entrant(str(arm)), number, seed)
-                except Rejected:
-                    continue
-                found.setdefault(str(arm), []).append(sample.value)
-
-
-def _sentence(caution: Caution) -> str:
-    who = f"{caution.entrant}: " if caution.entrant else ""
-    return f"{who}{caution.detail}; {caution.advice}"
-
-
-async def measure_once(image: ReplayImage, name: str, metric: Metric, context: ScoreContext) -> Sample:
-    """One sample, in a fork of its own.
-
-    Raises:
-        Rejected: there is no number.
-        ScorerError: the scorer broke.
-    """
-    async with image.replay() as replay:
-        with boundary(ScorerError, f"scorer {name!r}"):
-            began = time.monotonic()
-            given = cast("object", await metric.measure(replay, context))
-            if not isinstance(given, Sample):
-                raise TypeError(f"measure() returned {type(given).__name__}, not a Sample")
-            sample = given
-            if changed := await moved(replay):
-                raise Rejected(changed)
-    if not (math.isfinite(sample.value) and sample.value > 0):
-        raise Rejected(f"the scorer {name!r} gave {sample.value}, which is not a finite number above zero")
-    return sample if sample.seconds else replace(sample, seconds=time.monotonic() - began)
-
-
 def result(values: Sequence[float], unit: str) -> MetricResult:
     """Samples as the verdict shows them."""
     data = np.asarray(values, dtype=float)
@@ -259,7 +78,7 @@ def result(values: Sequence[float], unit: str) -> MetricResult:
         value=middle,
         unit=unit,
         samples=tuple(float(v) for v in data),
-        spread=float((high - low) / 2 / middle),
+        spread=float((high - low) / 2 / middle) if middle > 0 else 0.0,
     )
 
 
@@ -275,10 +94,31 @@ def rule(spec: RaceSpec, metric: Metric) -> Rule:
     return Rule.of(
         table.mode,
         goal=metric.goal,
-        timelike=is_timelike(metric.unit),
+        scale="linear" if is_linear(metric) else "log",
+        timelike=is_timelike(metric.unit) and not is_linear(metric),
         require_improvement=table.require_improvement,
         **{k: v for k, v in given.items() if v is not None},
     )
+
+
+def check_finals(spec: RaceSpec, metrics: Sequence[tuple[str, Metric]]) -> None:
+    """See that ``[finals]`` names metrics that can do what is asked of them.
+
+    Raises:
+        SpecError: it does not; the text names the place.
+    """
+    weights = spec.finals.weights
+    deciding = set(weights) if weights else {n for n, _ in metrics[:1]}
+    for key, named, of in (
+        ("weights", weights, [n for n, m in metrics if not is_linear(m)]),
+        ("no_worse", spec.finals.no_worse, [n for n, _ in metrics if n not in deciding]),
+    ):
+        for name in named:
+            if name not in of:
+                what = "whose values are ratios" if key == "weights" else "besides what decides"
+                raise SpecError(
+                    f"{spec.place('finals', key, name)}: names no metric {what}; known: {', '.join(of) or 'none'}"
+                )
 
 
 def is_timelike(unit: str) -> bool:

@@ -26,12 +26,14 @@ from race.base import Base, prepare, reopen
 from race.calibration import calibrate
 from race.conclusion import Conclusion, conclude
 from race.conclusion import verdict as make_verdict
+from race.deciding import Measured, run_finals
 from race.errors import MachineError, RaceError, SandboxError, SpecError
 from race.gateway import Budget, Gateway, Record, Source, Timeouts
 from race.heartbeat import heartbeat
 from race.history import RaceHistory, history
 from race.home import home as default_home
-from race.measuring import Measured, measure_base, run_finals
+from race.measuring import measure_base
+from race.pictures import svg
 from race.sandbox import SandboxProvider
 from race.slots import Slots
 from race.spec import RaceSpec, load
@@ -395,7 +397,10 @@ class _Race:
         await self._clean_up()
         verdict = verdict.model_copy(update={"warnings": (*verdict.warnings, *self.warnings[before:])})
         text = verdict.model_dump_json(indent=2) + "\n"
-        await anyio.to_thread.run_sync(write_atomically, self.store.folder(self.id) / "verdict.json", text)
+        folder = self.store.folder(self.id)
+        if self.measured is not None:
+            await anyio.to_thread.run_sync(write_atomically, folder / "samples.svg", svg(verdict))
+        await anyio.to_thread.run_sync(write_atomically, folder / "verdict.json", text)
         ended = self.store.finish(verdict, error)
         if self._on_event is not None:
             self._on_event(ended)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from race.errors import Rejected
 from race.sandbox import Entry, ExecResult, File, Link, Sandbox
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from race.gateway import GatewayAccount
 
 Goal: TypeAlias = Literal["min", "max"]
+
+
+FAILED: Final = "failed"
+"""The key of a score's details under which a gate names, as a JSON list, what failed and may pass when it is asked
+again, as flaky tests do; an empty list if it knows no names. Without it a gate is not asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class Sample:
         seconds: wall time of the measurement as seen from outside.
         cpu: processor time of everything that was measured, in seconds; 0 if unknown.
         details: more to show or to keep, by name.
+        parts: the value of each workload, by name, when there are several; ``value`` is their geometric mean then.
     """
 
     value: float
@@ -59,6 +65,7 @@ class Sample:
     seconds: float = 0.0
     cpu: float = 0.0
     details: Mapping[str, str] = field(default_factory=dict[str, str])
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +230,14 @@ def must_have_worked(done: ExecResult, command: str | Sequence[str], timeout: fl
         raise Rejected(f"timed out: {command!r} took more than {timeout:g} s")
     if done.exit_code != 0:
         raise Rejected(f"{command!r} failed (exit status {done.exit_code}): {last_lines(done)}")
+
+
+def unmet(error: Rejected) -> Score:
+    """What a gate says when its command failed: it may be asked again, unless it took too long, as it would again."""
+    reason = str(error)
+    return Score(
+        passed=False, reason=reason, details={} if reason.startswith("timed out") else {FAILED: "[]"}
+    )
 
 
 def last_lines(done: ExecResult, limit: int = 300) -> str:

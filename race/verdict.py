@@ -33,6 +33,32 @@ class GateResult(_Value):
     """Of the models that it asked, such as judges; None if it asked none."""
 
 
+class Circumstances(_Value):
+    """What the machine did while one sample was taken."""
+
+    wait: float = 0.0
+    """Share of the sample's time that the measured processes waited for a processor."""
+    cpu_seconds: float = 0.0
+    """Processor time of the measured processes; 0 if unknown."""
+    seconds: float = 0.0
+    """Wall time as seen from outside."""
+    load: float | None = None
+    """Processes that ran or waited to, over the last minute, for each processor; None if it cannot be read."""
+    mhz: float | None = None
+    """Mean frequency of the processors; None where the machine does not say."""
+
+
+class CaseCounts(_Value):
+    """How many of the cases of a metric passed, and how that compares with the base."""
+
+    passed: int
+    total: int
+    gained: int = 0
+    """Cases that pass, and did not for the base."""
+    lost: int = 0
+    """Cases that passed for the base, and do not any more."""
+
+
 class MetricResult(_Value):
     """What one metric measured of one candidate."""
 
@@ -43,6 +69,21 @@ class MetricResult(_Value):
     """In the order of the rounds; the warm-up is left out."""
     spread: float = 0.0
     """Half the width of the interquartile range over the median."""
+    level: float | None = None
+    """Its value on an undisturbed machine, as fitted; None for a metric that did not decide."""
+    low: float | None = None
+    high: float | None = None
+    """The ends of the 95 % interval of the level; None when there were too few samples for one."""
+    undisturbed: tuple[float, ...] = ()
+    """The samples without the time that was spent waiting for a processor; of a metric that did not decide, none."""
+    circumstances: tuple[Circumstances, ...] = ()
+    """For each sample."""
+    workloads: dict[str, float] = Field(default_factory=dict)
+    """How many times better than the base each workload is, by name, when there are several."""
+    details: dict[str, str] = Field(default_factory=dict)
+    """What else the scorer found in the first sample: of ``function``, ``import_ms`` and ``first_call_ms``."""
+    cases: CaseCounts | None = None
+    """When the value is the share of cases that pass."""
 
 
 class Speedup(_Value):
@@ -70,6 +111,8 @@ class AttemptVerdict(_Value):
     gates: dict[str, GateResult] = Field(default_factory=dict)
     metrics: dict[str, MetricResult] = Field(default_factory=dict)
     speedup: Speedup | None = None
+    confirmed: Speedup | None = None
+    """Of the winner: measured once more, with fresh seeds, after it was known to win."""
     p_best: float | None = None
     """Probability that it is the best of all, as far as the samples tell."""
     steps: int = 0
@@ -127,6 +170,8 @@ class Verdict(_Value):
     attempts: tuple[AttemptVerdict, ...] = ()
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    pareto: tuple[str, ...] = ()
+    """With several metrics: the attempts that no other one beats in one of them while it is as good in all others."""
     lineage: tuple[Round, ...] = ()
     """Of a race with several rounds."""
 

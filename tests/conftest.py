@@ -18,6 +18,14 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The tests of one session share a lane of their own, and wait for nobody else's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RACE_LANE", str(tmp_path_factory.mktemp("lane") / "lane"))
+        yield
+
+
 async def delete_all(home: Path) -> None:
     """Delete every sandbox of a state folder, children before parents."""
     made = provider("local", home, "test")

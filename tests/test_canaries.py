@@ -83,6 +83,8 @@ async def test_no_planted_program_runs_outside(tmp_path: Path, home: Path) -> No
         ("show", "--json"),
         ("diff",),
         ("list",),
+        ("export",),
+        ("export", "--format", "jsonl", "--to", str(tmp_path / "told")),
         ("apply", "--to", str(place), "--branch", "race/planter"),
         ("apply", "--to", str(place)),
     ):

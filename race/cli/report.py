@@ -18,6 +18,7 @@ from rich.text import Text
 from race.cli import wording
 from race.cli.patch_text import patch_size, short_diff
 from race.cli.standings_table import in_order, standings_table
+from race.cli.strips import strips
 from race.store import RaceRow
 from race.verdict import AttemptVerdict, Round, Verdict
 
@@ -40,11 +41,23 @@ def report(verdict: Verdict, console: Console, *, diff: bytes | str | None = Non
     console.print(_headline(verdict, winner))
     if verdict.winner and verdict.decided_by:
         console.print(Text(wording.sentence(verdict.decided_by)))
+    if winner is not None and winner.confirmed is not None:
+        again = winner.confirmed
+        ends = f"{wording.times(again.low)} to {wording.times(again.high)}"
+        console.print(
+            Text(f"Measured once more, with fresh seeds: {wording.times(again.vs_base)} times ({ends}).")
+        )
     console.print(_subtitle(verdict))
     if verdict.attempts:
         console.print()
         console.print(standings_table(verdict, wide=console.width >= _WIDE))
     _section(console, "Rounds", [(f"{r.number}", _round(r)) for r in verdict.lineage])
+    if (drawn := strips(verdict, min(console.width, _WIDE))) is not None:
+        console.print()
+        console.print(drawn)
+    if verdict.pareto:
+        front = wording.listed([wording.one_line(n) for n in verdict.pareto], 12)
+        _section(console, "Beaten by nobody in all metrics together (the Pareto front)", [("", Text(front))])
     _section(console, "Remarks" if winner else "Why nobody won", _reasons(verdict))
     _section(console, "Warnings", [("", Text(wording.one_line(w), style="yellow")) for w in verdict.warnings])
     if winner is not None:
@@ -172,12 +185,27 @@ def _winner(console: Console, winner: AttemptVerdict, patch: bytes | None) -> No
     if winner.packages:
         packages = wording.listed([wording.one_line(p) for p in winner.packages], 12)
         console.print(Text(f"  and installed {packages}"))
+    for note in winner.notes:
+        console.print(Text(f"  {wording.one_line(note)}", style="yellow"), soft_wrap=not console.is_terminal)
+    if apart := _apart(winner):
+        console.print(Text(f"  {apart}", style="dim"))
     for changed in short_diff(patch).split("\n") if patch else ():
         shown = Text("  ").append_text(changed)
         if console.is_terminal:
             console.print(shown, no_wrap=True, overflow="ellipsis")
         else:
             console.print(shown, soft_wrap=True)
+
+
+def _apart(winner: AttemptVerdict) -> str:
+    """What a scorer measured apart, such as the time of an import."""
+    found = [
+        f"{wording.one_line(key.removesuffix('_ms').replace('_', ' '))} {wording.one_line(value)} ms"
+        for result in winner.metrics.values()
+        for key, value in result.details.items()
+        if key.endswith("_ms")
+    ]
+    return f"measured apart: {', '.join(found)}" if found else ""
 
 
 def _next(console: Console, verdict: Verdict, winner: AttemptVerdict | None) -> None:

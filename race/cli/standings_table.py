@@ -63,13 +63,15 @@ def standings_table(verdict: Verdict, *, wide: bool) -> Table:
         table.add_column("times base", justify="right", no_wrap=True)
     for name in names:
         table.add_column(wording.cut(name, 12), justify="right", no_wrap=True)
-    for title in ("files", "steps"):
+    worked = any(a.agent for a in verdict.attempts)
+    for title in ("files", "steps") if worked else ():
         table.add_column(title, justify="right", no_wrap=True)
     if uses_tokens:
         table.add_column("tokens", justify="right", no_wrap=True)
         if wide:
             table.add_column("cost", justify="right", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
+    if worked:
+        table.add_column("time", justify="right", no_wrap=True)
     between = " " if wide else "\n"
     for attempt in in_order(verdict):
         result = result_of(attempt, verdict)
@@ -81,10 +83,11 @@ def standings_table(verdict: Verdict, *, wide: bool) -> Table:
         if measured:
             cells.append(_speedup(attempt, between))
         cells += [_value(attempt.metrics.get(name), between) for name in names]
-        cells += [Text(str(len(attempt.files_changed))), Text(str(attempt.steps))]
+        if worked:
+            cells += [Text(str(len(attempt.files_changed))), Text(str(attempt.steps))]
         if uses_tokens:
             cells += _usage(attempt, wide=wide)
-        table.add_row(*cells, Text(wording.clock(attempt.seconds)))
+        table.add_row(*cells, *([Text(wording.clock(attempt.seconds))] if worked else []))
     if verdict.base.metrics:
         cells = [Text("base"), Text("")]
         cells += [Text("1")] if measured else []
@@ -105,6 +108,10 @@ def _speedup(attempt: AttemptVerdict, between: str) -> Text:
 def _value(metric: MetricResult | None, between: str) -> Text:
     if metric is None:
         return Text("")
+    if metric.cases is not None:
+        counts = metric.cases
+        moved = f"+{counts.gained} -{counts.lost}" if counts.gained or counts.lost else ""
+        return Text.assemble(f"{counts.passed}/{counts.total}", (f"{between}{moved}" if moved else "", "dim"))
     spread = wording.spread(metric.spread)
     return Text.assemble(
         wording.quantity(metric.value, metric.unit), (f"{between}{spread}" if spread else "", "dim")

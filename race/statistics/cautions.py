@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from race.statistics.fit import Fit
 from race.statistics.mixture import MAD, Array
@@ -53,6 +54,12 @@ class Caution:
     entrant: str | None
     detail: str
     advice: str
+
+    @property
+    def sentence(self) -> str:
+        """All of it, for people and for programs that look at how it begins: the kind, then whom it is about."""
+        who = f" ({self.entrant})" if self.entrant else ""
+        return f"{self.kind}{who}: {self.detail}; {self.advice[0].lower()}{self.advice[1:]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,23 +192,52 @@ def noisy(m: Measured) -> Iterator[Caution]:
 
 
 def bimodal(m: Measured) -> Iterator[Caution]:
-    """One arm's samples are two heaps (two means, and Ashman, Bird and Zepf 1994: their distance in spreads)."""
+    """One arm's samples are two heaps, without the shifts that all share or as they are."""
     for arm in m.known():
-        samples = np.sort(m.samples(arm))
-        count = len(samples)
-        if count < 10:
-            continue
-        least = max(3, math.ceil(count / 4))
-        splits = range(least, count - least + 1)
-        split = min(splits, key=lambda at: float(samples[:at].var() * at + samples[at:].var() * (count - at)))
-        low, high = samples[:split], samples[split:]
-        gap = float(high.mean() - low.mean())
-        within = math.sqrt((float(low.var()) + float(high.var())) / 2)
-        if gap > max(6 * within, 3 * m.margin) and high[0] - low[-1] > gap / 2:
-            share = len(high) / count
+        seen = np.isfinite(m.y[:, arm])
+        raw = np.asarray(m.y[seen, arm])
+        found = _heaps(m, m.samples(arm))
+        if found is None and (found := _heaps(m, raw)) is not None and _shared(m, arm, raw, found[0]):
+            found = None
+        if found is not None:
+            share, gap = float(found[0].mean()), found[1]
             yield m.says(
                 "bimodal samples", arm, f"{share:.0%} of its samples are worse by {m.show(gap)} than the rest"
             )
+
+
+def _heaps(m: Measured, samples: Array) -> tuple[npt.NDArray[np.bool_], float] | None:
+    """Which samples are in the worse of two heaps, and how far that is from the other; None if there are no two.
+
+    Two means, and Ashman, Bird and Zepf 1994: their distance in spreads.
+    """
+    count = len(samples)
+    if count < 10:
+        return None
+    ordered = np.sort(samples)
+    least = max(3, math.ceil(count / 4))
+    splits = range(least, count - least + 1)
+    split = min(splits, key=lambda at: float(ordered[:at].var() * at + ordered[at:].var() * (count - at)))
+    low, high = ordered[:split], ordered[split:]
+    gap = float(high.mean() - low.mean())
+    within = math.sqrt((float(low.var()) + float(high.var())) / 2)
+    if gap > max(6 * within, 3 * m.margin) and high[0] - low[-1] > gap / 2:
+        return samples >= high[0], gap
+    return None
+
+
+def _shared(m: Measured, arm: int, raw: Array, worse: npt.NDArray[np.bool_]) -> bool:
+    """Whether the other arms were worse in the same rounds: then it is the machine."""
+    seen = np.isfinite(m.y[:, arm])
+    gap = float(raw[worse].mean() - raw[~worse].mean())
+    for other in m.known():
+        column = m.y[seen, other]
+        both = np.isfinite(column)
+        if other == arm or not (both & worse).any() or not (both & ~worse).any():
+            continue
+        if float(column[both & worse].mean() - column[both & ~worse].mean()) > gap / 2:
+            return True
+    return False
 
 
 CHECKS: Final[tuple[Callable[[Measured], Iterator[Caution]], ...]] = (

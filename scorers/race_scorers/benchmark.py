@@ -1,25 +1,25 @@
-"""``benchmark``: a command that prints one number."""
+"""``benchmark``: a command that prints one number, or writes a file that `race.readers` can read."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from race.claims import SECONDS, unseen
 from race.commandline import Program, recognised
-from race.errors import Rejected
+from race.errors import Rejected, SandboxError
 from race.hidden import HiddenFiles, hidden_entries
-from race.sandbox import ExecResult
+from race.readers import MOST_BYTES, Format, read
+from race.readers.json_text import path_steps
+from race.readers.reading import PASSED
+from race.sandbox import ExecResult, Removed
 from race.scoring import Replay, Sample, ScoreContext, must_have_worked, scoring_seed, wait_share
 from race.submission import printable
 from race.witness import Seen, witnessed
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
-_LONGEST = 64
 _LEAST_PART = 0.5
 _MOST_PART = 1.05
 
@@ -30,9 +30,16 @@ class BenchmarkOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     run: Annotated[str, Field(min_length=1)]
-    """The command; it prints exactly one number, finite and above zero, to standard output."""
+    """The command; it prints exactly one number, finite and above zero, to standard output, unless ``format`` or
+    ``path`` say otherwise."""
+    format: Format = "number"
+    """What it writes; ``"auto"`` looks at it."""
+    path: str = ""
+    """Of the number in JSON, such as ``results[0].mean``; with ``*`` in it, of one for each workload."""
+    file: str = ""
+    """What it writes to, relative to the project's folder; default: standard output."""
     unit: str = "ms"
-    """Of the number, for people."""
+    """Of the number, for people. That of a format which names its own is converted to it."""
     goal: Literal["min", "max"] = "min"
     """Whether less or more is better."""
     timeout: Annotated[float, Field(gt=0)] = 600
@@ -48,9 +55,31 @@ class BenchmarkOptions(BaseModel):
     """Whether a time that the command prints has to agree with what the whole process was seen to save. Set it to false
     for a benchmark that repeats its work until a fixed time has passed."""
 
+    @field_validator("path")
+    @classmethod
+    def _path(cls, value: str) -> str:
+        if value:
+            path_steps(value)
+        return value
+
+    @field_validator("file")
+    @classmethod
+    def _file(cls, value: str) -> str:
+        if value.startswith("/") or ".." in value.split("/") or "\0" in value:
+            raise ValueError(f"{value!r} must be relative to the project's folder and stay in it")
+        return value
+
+    @model_validator(mode="after")
+    def _path_and_format(self) -> BenchmarkOptions:
+        if (self.format == "json" and not self.path) or (self.path and self.format not in ("auto", "json")):
+            raise ValueError('format = "json" and path belong together, and no other format has a path')
+        if self.format == "junit" and self.goal != "max":
+            raise ValueError('format = "junit" is about the share of cases that pass: goal = "max"')
+        return self
+
 
 class Benchmark:
-    """A metric: the number that the command prints.
+    """A metric: the number that the command prints, or the one that stands for the workloads in what it wrote.
 
     Every sample is a fresh process in a fresh fork, with the round's own hash seed, the same for all candidates.
     """
@@ -63,8 +92,13 @@ class Benchmark:
 
     @property
     def unit(self) -> str:
-        """As in the race file."""
-        return self._options.unit
+        """As in the race file; of cases that pass or fail, what they are."""
+        return PASSED if self._options.format == "junit" else self._options.unit
+
+    @property
+    def scale(self) -> Literal["log", "linear"]:
+        """Of cases that pass or fail, differences count; of all else, ratios."""
+        return "linear" if self._options.format == "junit" else "log"
 
     @property
     def goal(self) -> Literal["min", "max"]:
@@ -89,17 +123,33 @@ class Benchmark:
     async def _run(self, replay: Replay, context: ScoreContext, base: Sample | None) -> Sample:
         options = self._options
         env = {**scoring_seed(context), **options.env}
+        await prepare_output(replay, options.file)
         if self._program is None:
-            done = await replay.must_run(options.run, timeout=options.timeout, env=env)
+            done = await replay.run(options.run, timeout=options.timeout, env=env)
+            # A runner of cases that pass or fail says with its status that some fail.
+            if options.format != "junit" or done.timed_out:
+                must_have_worked(done, options.run, options.timeout)
             replaced: list[str] = []
         else:
             done, seen = await witnessed(replay, self._program, timeout=options.timeout, env=env)
             must_have_worked(done, options.run, options.timeout)
             replaced = list(seen.replaced)
             _check(seen, replay, base, options.run)
-        value = one_number(done.stdout, options.run)
-        details = {"replaced": json.dumps(replaced)}
-        return Sample(value, _wait(value, options.unit, done), done.seconds, done.usage.cpu_seconds, details)
+        output = await written(replay, done, options.file, options.run)
+        found = read(output, options.format, path=options.path, source=options.file or options.run)
+        value, parts = found.value(self.unit), found.values(self.unit)
+        if found.passes and base is not None and base.parts:
+            # Cases that a submission adds do not count, and those that it takes away fail.
+            parts = {case: parts.get(case, 0.0) for case in base.parts}
+            value = math.fsum(parts.values()) / len(parts)
+        return Sample(
+            value,
+            _wait(value, options.unit, done),
+            done.seconds,
+            done.usage.cpu_seconds,
+            {"replaced": json.dumps(replaced)},
+            parts=parts if len(parts) > 1 or found.passes else {},
+        )
 
 
 def _wait(value: float, unit: str, done: ExecResult) -> float:
@@ -132,24 +182,31 @@ def _script(options: BenchmarkOptions) -> Program | None:
     return program if program is not None and program.kind == "script" else None
 
 
-def one_number(output: bytes, command: str) -> float:
-    """The number in a command's output.
+async def prepare_output(replay: Replay, file: str) -> None:
+    """Remove a file that the command is about to write: one that a submission brought along is no result."""
+    if file:
+        await replay.sandbox.write([Removed(_place(replay, file))])
 
-    Args:
-        output: what it printed to standard output.
-        command: for the message.
+
+async def written(replay: Replay, done: ExecResult, file: str, command: str) -> bytes:
+    """What a command wrote, to a file of the project's folder or to standard output.
 
     Raises:
-        Rejected: it is not exactly one finite decimal number above zero. ``nan``, ``inf``, ``1_0`` and digits of other
-            scripts, which `float` takes, are none.
+        Rejected: it is not there, or larger than is read.
     """
-    text = output.decode("utf-8", "replace").strip()
-    shown = printable(text if len(text) <= _LONGEST else text[:_LONGEST] + "…")
-    if not text:
-        raise Rejected(f"{command!r} printed nothing, where one number was expected")
-    if len(text) > _LONGEST or not _NUMBER.fullmatch(text):
-        raise Rejected(f"{command!r} printed {shown!r}, which is not exactly one number")
-    value = float(text)
-    if not math.isfinite(value) or value <= 0:
-        raise Rejected(f"{command!r} printed {shown}, which is not a finite number above zero")
-    return value
+    if not file:
+        if done.stdout_bytes > len(done.stdout):
+            raise Rejected(
+                f"{command!r} printed {done.stdout_bytes:,} bytes, more than are kept; have it write a file"
+            )
+        return done.stdout
+    try:
+        return await replay.sandbox.read(_place(replay, file), limit=MOST_BYTES)
+    except FileNotFoundError as e:
+        raise Rejected(f"{command!r} did not write {file!r}") from e
+    except SandboxError as e:
+        raise Rejected(f"{file!r}, which {command!r} wrote, cannot be read: {e}") from e
+
+
+def _place(replay: Replay, file: str) -> bytes:
+    return f"{replay.task.workdir}/{file}".encode()

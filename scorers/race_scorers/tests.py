@@ -13,7 +13,7 @@ from race.commandline import Program, recognised
 from race.errors import Rejected
 from race.hidden import HiddenFiles, hidden_entries
 from race.sandbox import Entry, Removed
-from race.scoring import Replay, Score, ScoreContext, last_lines, must_have_worked
+from race.scoring import FAILED, Replay, Score, ScoreContext, last_lines, must_have_worked, unmet
 from race.settled import is_settled
 from race.submission import printable
 from race.witness import Seen, witnessed
@@ -81,11 +81,14 @@ class Tests:
         """Run the tests of the base in the replay, and then those of the submission if they are others."""
         options = self._options
         base = context.baseline
-        try:
-            if self._program is None or not isinstance(base, Score) or "outcomes" not in base.details:
-                await self._put_in(replay)
+        if self._program is None or not isinstance(base, Score) or "outcomes" not in base.details:
+            await self._put_in(replay)
+            try:
                 done = await replay.must_run(options.run, timeout=options.timeout, env=options.env)
-                return Score(passed=True, details={"seconds": f"{done.seconds:.2f}"})
+            except Rejected as e:
+                return unmet(e)
+            return Score(passed=True, details={"seconds": f"{done.seconds:.2f}"})
+        try:
             return await self._compare(replay, self._program, _Base(base.details))
         except Rejected as e:
             return Score(passed=False, reason=str(e))
@@ -104,14 +107,15 @@ class Tests:
             await replay.sandbox.write(back)
         seen = await self._session(replay, program, base.plugins)
         if problem := base.problem(seen, set()):
-            return Score(passed=False, reason=problem)
+            return Score(passed=False, reason=problem, details=base.may_flake(seen, problem))
         if theirs:
             await replay.sandbox.write(replay.put(c.path for c in theirs))
             seen = await self._session(replay, program, base.plugins)
             changed = {c.path.decode("utf-8", "surrogateescape") for c in theirs}
             if problem := base.problem(seen, changed):
                 names = ", ".join(c.shown for c in theirs[:SHOWN])
-                return Score(passed=False, reason=f"with its own {names}: {problem}")
+                reason = f"with its own {names}: {problem}"
+                return Score(passed=False, reason=reason, details=base.may_flake(seen, problem))
         return Score(passed=True, details={"tests": str(len(seen.outcomes))})
 
     async def _session(self, replay: Replay, program: Program, plugins: Sequence[str] | None) -> Seen:
@@ -154,6 +158,11 @@ class _Base:
         if seen.exchanged:
             return f"the code under test exchanged the code of {_some(seen.exchanged)}"
         return self._missing(seen) or self._not_fine(seen) or self._other_code(seen, changed)
+
+    def may_flake(self, seen: Seen, problem: str) -> dict[str, str]:
+        """The names of the tests that failed, if that is the whole problem; see `race.scoring.FAILED`."""
+        failed = [t for t in self.outcomes if seen.outcomes.get(t) == "failed"]
+        return {FAILED: json.dumps(failed)} if problem == f"failed: {_some(failed)}" else {}
 
     def _missing(self, seen: Seen) -> str:
         missing = [t for t in self.outcomes if not seen.outcomes.get(t)]

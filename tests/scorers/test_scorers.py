@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from race_scorers.benchmark import one_number
 from race_scorers.integrity import violations
 
 from race.errors import Rejected
+from race.readers import one_number
 from race.sandbox import Entry, File, Link, Removed
 from race.submission import PathChange, Submission
 from race.task import Task

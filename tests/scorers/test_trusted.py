@@ -182,6 +182,7 @@ async def test_a_function_is_measured_from_outside(tmp_path: Path, home: Path) -
     fast, wrong, kind, clock = verdict.attempts
     assert fast.speedup is not None
     assert fast.speedup.vs_base > 1.5
+    assert fast.metrics["function"].details.keys() == {"import_ms", "first_call_ms"}
     assert "f:f(2" in wrong.reasons[0]
     assert "is 19900, not" in wrong.reasons[0]
     assert ".0, not" in kind.reasons[0]
