@@ -7,9 +7,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+from race_agents.acp import Acp
 
 from race.plugins import agent as make_agent
-from race.testing import Script, ScriptedModel
+from race.plugins import provider
+from race.sandbox import Directory, SandboxSpec
+from race.session import Session
+from race.testing import Script, ScriptedModel, Turn
 from race.tools import needed
 from tests.npm import fetch, state_folder
 from tests.racing import run
@@ -61,3 +65,19 @@ async def test_it_wins_a_race_and_is_ended_by_its_budget(
     assert by_name["good"].outcome == "done", by_name["good"].reasons
     assert by_name["busy"].outcome == "budget", by_name["busy"].reasons
     assert verdict.status == "won", [a.reasons for a in verdict.attempts]
+
+
+@pytest.mark.parametrize("use", ["gemini", "opencode"])
+async def test_a_session_goes_on_where_it_was(use: str, state: Path) -> None:
+    await anyio.to_thread.run_sync(fetch, state, Acp(Acp.Options(use=use)).tools())
+    made = provider("local", state, "test")
+    sandbox = await made.create(SandboxSpec("place", network="none"))
+    await sandbox.write([Directory(b"/app")])
+    scripts = {"two": Script(("echo one > one.txt", Turn("First."), "cat one.txt"), "Second.")}
+    async with ScriptedModel(scripts) as server:
+        given = {"use": use, "model": "two", "base_url": server.url, "api_key_env": ""}
+        async with Session.open("place", home=state, agent="acp", workdir="/app", **given) as session:
+            said = [(await session.prompt(text)).trajectory for text in ("Begin.", "Go on with it.")]
+    assert [t.message for t in said if t] == ["First.", "Second."]
+    with anyio.CancelScope(shield=True):
+        await made.aclose()

@@ -203,6 +203,9 @@ class Acp:
                         stop = str(ended.get("stopReason", ""))
                         if context.memory is not None:
                             context.memory.keep({"thread": thread, "ended": True})
+                            running.send_end()
+                            with anyio.move_on_after(GRACE):  # it may still have to write down what was said
+                                await running.ended.wait()
                     except AgentError as e:
                         problem = e
                     group.cancel_scope.cancel()
