@@ -59,12 +59,13 @@ from race.sandbox import (
     Usage,
 )
 from race.scoring import Calibrated, Gate, Metric, Replay, Sample, Score, ScoreContext
-from race.session import Session, SessionInfo, Turn, sessions
+from race.session import Session, SessionInfo, sessions
 from race.spec import RaceSpec, load
 from race.store import Event, Store, StoreError, TakenOverError
 from race.submission import MachineReport, Package, PathChange, Submission
 from race.task import Task
 from race.tools import BringsTools, Tool
+from race.turns import Turn
 from race.verdict import AttemptVerdict, Verdict
 from race.watching import watch
 

@@ -6,18 +6,17 @@ status alone.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from race.agent import AgentContext, Trajectory
-from race.bash import OUTPUT_CHARACTERS, Bash, BashResult, encodable, shown
+from race.agent_events import Read, Report, event_of, table
+from race.bash import Bash, encodable
 from race.chat import PUBLIC_URL
 from race.errors import AgentError, ModelError, SpecError
 from race.gateway import Line, Upstream
@@ -58,27 +57,6 @@ class InsideOptions(BaseModel):
 
     env: dict[str, str] = Field(default_factory=dict[str, str])
     """More of its environment."""
-
-
-@dataclass(slots=True)
-class Report:
-    """What an agent has said of itself.
-
-    Attributes:
-        message: its last words.
-        ended: whether it said that it has ended.
-        error: why it failed, if it says so.
-        thread: its own id of the conversation.
-    """
-
-    message: str = ""
-    ended: bool = False
-    error: str = ""
-    thread: str = ""
-
-
-Read: TypeAlias = Callable[[dict[str, Any], Report], None]
-"""Takes one event of an agent and puts what it says into the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +185,7 @@ async def work(name: str, launch: Launch, read: Read, bash: Bash, context: Agent
             await running.send(encodable(launch.stdin).encode())
             running.send_end()
             while (line := await running.line()) is not None:
-                if (event := _event(line)) is not None:
+                if (event := event_of(line)) is not None:
                     read(event, report)
                     _remember(report, context.memory)
             await running.ended.wait()
@@ -286,60 +264,6 @@ async def execute(
         await anyio.sleep(GRACE)
         group.cancel_scope.cancel()
     return done[0] if done else None
-
-
-def ran(bash: Bash, command: str, exit_code: int | None, output: str) -> None:
-    """Record a command that the agent says it ran."""
-    text = shown(encodable(output).encode(), len(output.encode("utf-8", "replace")), OUTPUT_CHARACTERS)
-    bash.observed(BashResult(encodable(command), exit_code, text, timed_out=False, seconds=0.0, timeout=0.0))
-
-
-class ToolCalls:
-    """The calls of an agent's own tools, each joined to what came of it.
-
-    Args:
-        bash: where they are recorded.
-    """
-
-    def __init__(self, bash: Bash) -> None:
-        self._bash = bash
-        self._asked: dict[str, str] = {}
-
-    def begin(self, identity: object, name: object, given: dict[str, Any]) -> None:
-        """The agent calls a tool: a command, or something with a file."""
-        path = given.get("file_path") or given.get("path") or ""
-        self._asked[str(identity)] = str(given.get("command") or f"[{name}] {path}".strip())
-
-    def end(self, identity: object, output: str, *, failed: bool) -> None:
-        """A call has ended."""
-        ran(self._bash, self._asked.pop(str(identity), ""), 1 if failed else 0, output)
-
-
-def table(value: object) -> dict[str, Any]:
-    """A part of an event that should be an object, whatever it is."""
-    found: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    return found
-
-
-def tables(value: object) -> list[dict[str, Any]]:
-    """The objects in a part of an event that should be a list of them."""
-    parts = cast("list[object]", value) if isinstance(value, list) else []
-    return [cast("dict[str, Any]", p) for p in parts if isinstance(p, dict)]
-
-
-def text_of(content: object) -> str:
-    """The text of a part of an event: itself, or the texts among a list of parts."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(p["text"]) for p in tables(content) if "text" in p)
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", event) if isinstance(event, dict) else None
 
 
 def _how(running: Program) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from race.agent_events import Read
 from race.agent_inside import (
     InsideOptions,
     Launch,
-    Read,
     Server,
     briefing,
     check,

@@ -9,15 +9,15 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import anyio
 import anyio.to_thread
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
 
 from race.agent import Agent, ChecksFirst, Converses, Recorder, TokenUsage, Trajectory, add_usage
 from race.bash import BashResult
@@ -37,37 +37,7 @@ from race.session_table import SessionRow, SessionStatus, SessionTable
 from race.spec import EntrySpec
 from race.store import Event, Store, StoreError
 from race.tools import bring
-
-TurnState: TypeAlias = Literal["running", "answered", "failed", "interrupted"]
-
-_TRAJECTORY = TypeAdapter(Trajectory)
-_QUOTED = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A prompt, and what came of it.
-
-    Attributes:
-        number: in its session, from 1.
-        prompt: as it was asked.
-        state: ``"failed"``: see ``reason``; ``"interrupted"``: whoever answered was ended, see ``reason``.
-        trajectory: what the agent did, also in an answer that failed or was cancelled; None while it works, and if its
-            process was killed: then the events have all that is known. A limit that ended it is an answer.
-        reason: why it failed, or what was lost when it was interrupted.
-        first: number of the event that it began with.
-        last: number of its last event so far.
-        seconds: that it took.
-    """
-
-    number: int
-    prompt: str
-    state: TurnState = "running"
-    trajectory: Trajectory | None = None
-    reason: str = ""
-    first: int = 0
-    last: int = 0
-    seconds: float = 0.0
+from race.turns import Turn, as_data, lost, turns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +140,7 @@ class Session:
     @property
     def turns(self) -> list[Turn]:
         """All prompts so far, with what came of them."""
-        return _turns(self.events())
+        return turns_of(self.events())
 
     def turn(self, number: int) -> Turn:
         """What came of a prompt.
@@ -289,7 +259,7 @@ class _Answering:
     began: float = field(default_factory=time.monotonic)
 
     def begin(self, text: str) -> None:
-        turns = _turns(self.past)
+        turns = turns_of(self.past)
         if turns and turns[-1].state == "running":  # whoever answered it was killed
             was = turns[-1]
             reason = lost(e for e in self.past if e.number > was.first)
@@ -307,7 +277,7 @@ class _Answering:
 
     def settle(self, kind: str, done: Trajectory, **data: Any) -> None:
         seconds = round(time.monotonic() - self.began, 3)
-        made = _TRAJECTORY.dump_python(done, mode="json")
+        made = as_data(done)
         self.table.settle(
             self.session, self.fence, kind, turn=self.number, seconds=seconds, trajectory=made, **data
         )
@@ -342,60 +312,6 @@ def sessions(home: Path | None = None) -> list[SessionInfo]:
         return [_info(row, table.prompts(row.id)) for row in table.all()]
     finally:
         store.close()
-
-
-def lost(events: Iterable[Event]) -> str:
-    """What the end of an interrupted answer means, as a sentence.
-
-    Args:
-        events: of the answer.
-    """
-    results = 0
-    asking = running = ""
-    for event in events:
-        match event.kind:
-            case "session.asking":
-                asking = "a call of the model was under way, whose answer is lost"
-            case "session.kept":
-                asking = ""
-            case "session.command":
-                running = str(event.data["command"])
-            case "session.result":
-                results, running = results + 1, ""
-            case _:
-                pass
-    what = asking or (
-        f"the command {running[:_QUOTED]!r} was under way, and what came of it is lost" if running else ""
-    )
-    done = f"{results} of its commands are recorded"
-    return f"interrupted; {done}; {what}" if what else f"interrupted; {done}; nothing is known to be lost"
-
-
-def _turns(events: Iterable[Event]) -> list[Turn]:
-    turns: list[Turn] = []
-    states: dict[str, TurnState] = {
-        "session.answered": "answered",
-        "session.failed": "failed",
-        "session.interrupted": "interrupted",
-    }
-    for event in events:
-        data = event.data
-        if event.kind == "session.prompted":
-            turns.append(Turn(len(turns) + 1, str(data["prompt"]), first=event.number, last=event.number))
-        elif turns:
-            last = turns[-1]
-            done = data.get("trajectory")
-            turns[-1] = Turn(
-                last.number,
-                last.prompt,
-                states.get(event.kind, last.state),
-                _TRAJECTORY.validate_python(done) if done is not None else last.trajectory,
-                str(data.get("reason", last.reason)),
-                last.first,
-                event.number,
-                float(data.get("seconds", last.seconds)) if event.kind in states else last.seconds,
-            )
-    return turns
 
 
 def _info(row: SessionRow, prompts: int) -> SessionInfo:

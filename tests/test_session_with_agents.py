@@ -13,10 +13,11 @@ from race.agent_inside import InsideOptions
 from race.errors import AgentError
 from race.plugins import find, provider
 from race.sandbox import Directory, Sandbox, SandboxSpec
-from race.session import Session, Turn
+from race.session import Session
 from race.testing import Script, ScriptedModel
 from race.testing import Turn as Says
 from race.tools import bring
+from race.turns import Turn
 from tests.test_race_with_agents import AGENTS, shared
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # npm may have to fetch 860 MB the first time

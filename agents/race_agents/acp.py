@@ -10,6 +10,7 @@ import anyio
 from pydantic import Field, model_validator
 
 from race.acp import Connection
+from race.agent_events import ran, table, tables, text_of
 from race.agent_inside import (
     GRACE,
     InsideOptions,
@@ -19,10 +20,6 @@ from race.agent_inside import (
     filled,
     first_that_runs,
     home,
-    ran,
-    table,
-    tables,
-    text_of,
     upstream,
 )
 from race.errors import AgentError, ModelError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from race.agent_inside import Read, Report, Server, ToolCalls, table, tables, text_of
+from race.agent_events import Read, Report, ToolCalls, table, tables, text_of
+from race.agent_inside import Server
 from race.coding_agent import CodingAgent, Profile, Setting, Start
 
 if TYPE_CHECKING:

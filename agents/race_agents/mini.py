@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from race.agent_inside import HOME, InsideOptions, Server, briefing, check, execute, ran, upstream
+from race.agent_events import ran
+from race.agent_inside import HOME, InsideOptions, Server, briefing, check, execute, upstream
 from race.errors import AgentError, ModelError, SandboxError
 from race.sandbox import Directory
 from race.tools import Tool

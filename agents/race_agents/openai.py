@@ -10,36 +10,23 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from race.chat import PUBLIC_URL, Chat, ConversationTooLong, Message
+from race.conversation import Conversation
 from race.errors import SpecError
 from race.gateway import Upstream
 from race.replies import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from race.agent import AgentContext, Recorder, Trajectory
+    from race.agent import AgentContext, Trajectory
     from race.bash import Bash
     from race.gateway import Line
-    from race.memory import Memory
     from race.replies import ToolCall
     from race.task import Task
 
 IDLE_TURNS = 3
 """How many turns in a row may bring nothing that can be run or believed, until the attempt is ended."""
-
-KEPT = 4
-"""Messages at the end of a conversation that are never cut."""
-
-FEWEST_TURNS = 4
-"""A conversation with fewer turns is not cut any more."""
-
-LEFT_OUT = "(left out to make room; run the command again if you need it)"
-
-INTERRUPTED = "(interrupted: this may not have run, or only in part; look at what is there before you go on)"
-"""What stands for the result of a command that is not known."""
 
 QUOTED = 300
 """Characters of a call that is not right which are quoted to the model."""
@@ -158,7 +145,7 @@ class OpenAI:
 
         A turn that was interrupted stays in it, and its calls without a result say so; nothing of it is asked again.
         """
-        talk = _Talk(context.memory)
+        talk = Conversation(context.memory)
         if talk.messages:
             talk.mend()
             talk.add(Message("user", task.prompt))
@@ -166,11 +153,11 @@ class OpenAI:
             talk.add(*self._opening(task, bash, context).messages)
         return await self._work(talk, bash, context)
 
-    def _opening(self, task: Task, bash: Bash, context: AgentContext) -> _Talk:
+    def _opening(self, task: Task, bash: Bash, context: AgentContext) -> Conversation:
         rules = Message("system", self._rules(task, bash, context))
-        return _Talk(None, [rules, Message("user", _request(task, context))])
+        return Conversation(None, [rules, Message("user", _request(task, context))])
 
-    async def _work(self, talk: _Talk, bash: Bash, context: AgentContext) -> Trajectory:
+    async def _work(self, talk: Conversation, bash: Bash, context: AgentContext) -> Trajectory:
         record = context.recorder
         deadline = anyio.current_time() + context.time_limit
         idle = 0
@@ -193,7 +180,7 @@ class OpenAI:
                 turn = await context.journal.once(ask, _Turn)
                 reply = turn.reply
                 if reply is None:
-                    talk.become(_cut_down(talk.messages, turn, record))
+                    record.say(f"[{talk.cut(turn.too_long)}]")
                     continue
                 chat.recall(reply.calls)
                 if reply.text:
@@ -294,58 +281,6 @@ class OpenAI:
         return ""
 
 
-class _Talk:
-    """A conversation, kept in the memory of its session if it has one.
-
-    Attributes:
-        messages: so far.
-    """
-
-    def __init__(self, memory: Memory | None, messages: Sequence[Message] = ()) -> None:
-        self.messages = list(messages)
-        self._memory = memory
-        for entry in memory.entries if memory is not None else ():
-            kept = _KEPT.validate_python(entry)
-            self.messages = kept.messages if kept.anew else [*self.messages, *kept.messages]
-
-    def add(self, *messages: Message) -> None:
-        """More was said."""
-        self.messages += messages
-        self._keep(messages)
-
-    def become(self, messages: Sequence[Message]) -> None:
-        """It was cut."""
-        self.messages = list(messages)
-        self._keep(messages, anew=True)
-
-    def mend(self) -> None:
-        """Give every call without a result one that says so; servers refuse a conversation with a call left open."""
-        answered = {m.answers for m in self.messages if m.role == "tool"}
-        last = next((m for m in reversed(self.messages) if m.role == "assistant"), None)
-        open_calls = [c for c in last.calls if c.id not in answered] if last is not None else []
-        self.add(*(Message("tool", INTERRUPTED, answers=c.id) for c in open_calls))
-
-    def _keep(self, messages: Sequence[Message], *, anew: bool = False) -> None:
-        if self._memory is not None and messages:
-            self._memory.keep(_KEPT.dump_python(_Kept(list(messages), anew), mode="json"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """An entry of its memory.
-
-    Attributes:
-        messages: that were said.
-        anew: whether they stand in place of all before them.
-    """
-
-    messages: list[Message]
-    anew: bool = False
-
-
-_KEPT = TypeAdapter(_Kept)
-
-
 @dataclass(frozen=True, slots=True)
 class _Turn:
     """What came of asking for a turn, as the journal keeps it.
@@ -394,49 +329,6 @@ def _understood(call: ToolCall) -> _Order:
     return _Order(
         replace(call, arguments=None), problem=f"Not run: {problem}\nCall bash with arguments like {example}"
     )
-
-
-def shortened(messages: Sequence[Message]) -> tuple[list[Message] | None, str]:
-    """A conversation that takes less of the model's window and that the model still understands.
-
-    First the longer half of the older results of commands goes, each with a word in its place; when there is none left,
-    the older half of the turns, with a word to the model. What is asked of it stays, and so do the last turns.
-
-    Returns:
-        The conversation, or None if nothing is left to cut; and what was done, as a sentence.
-    """
-    old = [i for i, m in enumerate(messages[:-KEPT]) if m.role == "tool" and len(m.text) > len(LEFT_OUT)]
-    if old:
-        longest = sorted(old, key=lambda i: len(messages[i].text), reverse=True)[: (len(old) + 1) // 2]
-        made = [replace(m, text=LEFT_OUT) if i in longest else m for i, m in enumerate(messages)]
-        return (
-            made,
-            f"the conversation outgrew the model; {len(longest)} outputs of earlier commands were left out",
-        )
-    turns = [i for i, m in enumerate(messages) if m.role == "assistant"]
-    if len(turns) < FEWEST_TURNS:
-        return None, ""
-    begin = turns[len(turns) // 2]
-    note = f"{len(turns) // 2} earlier turns of yours were left out to make room. What you changed is still there."
-    first = next(i for i in turns)
-    return [
-        *messages[:first],
-        Message("user", note),
-        *messages[begin:],
-    ], f"the conversation outgrew the model; {note}"
-
-
-def _cut_down(messages: Sequence[Message], turn: _Turn, record: Recorder) -> list[Message]:
-    """The conversation after the server said that it is too long.
-
-    Raises:
-        ConversationTooLong: nothing is left to cut.
-    """
-    shorter, note = shortened(messages)
-    if shorter is None:
-        raise ConversationTooLong("budget", turn.too_long)
-    record.say(f"[{note}]")
-    return shorter
 
 
 def _request(task: Task, context: AgentContext) -> str:

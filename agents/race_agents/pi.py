@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from race.agent_inside import Read, Report, Server, ToolCalls, table, text_of
+from race.agent_events import Read, Report, ToolCalls, table, text_of
+from race.agent_inside import Server
 from race.coding_agent import CodingAgent, Profile, Setting, Start
 from race.sandbox import File
 

@@ -17,8 +17,9 @@ from race.agent import Trajectory
 from race.cli import wording
 from race.cli.running import NO_WINNER, exiting, run_async, tell
 from race.errors import AttemptError, SpecError
-from race.session import Session, Turn, sessions
+from race.session import Session, sessions
 from race.store import Event
+from race.turns import Turn
 
 T = TypeVar("T")
 
