@@ -231,6 +231,19 @@ async def test_a_limit_and_a_cancellation_leave_it_whole(home: Path, place: str)
         assert call["content"].startswith("(interrupted")
 
 
+@pytest.mark.anyio
+async def test_a_call_that_was_under_way_is_named_as_lost(home: Path, place: str) -> None:
+    async with ScriptedModel(SCRIPTS) as server, _opened(home, place, server, "slow:60:two") as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.prompt, "Begin.")
+            while not server.requests:  # noqa: ASYNC110 - of another thread
+                await anyio.sleep(0.02)
+            group.cancel_scope.cancel()
+        (turn,) = session.turns
+    assert turn.state == "interrupted"
+    assert turn.reason.endswith("a call of the model was under way, whose answer is lost")
+
+
 def _opened(home: Path, place: str, server: ScriptedModel, name: str) -> Any:
     return Session.open(place, home=home, workdir="/app", **model(server, name))
 
