@@ -183,6 +183,8 @@ class Session:
         """
         if not text.strip():
             raise SpecError("the prompt is empty")
+        if time_limit is not None and time_limit <= 0:
+            raise SpecError(f"a time limit is a number of seconds above 0, not {time_limit:g}")
         entry = self.entry if time_limit is None else self.entry.model_copy(update={"time_limit": time_limit})
         fence = self._table.claim(self.id)
         answering = _Answering(self._table, self.id, fence, self.events())

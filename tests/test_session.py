@@ -171,6 +171,9 @@ async def test_what_fails_is_recorded_and_can_be_gone_on_from(home: Path, place:
         async with Session.attach(session.id, home=home) as session:
             with pytest.raises(ModelError, match="the connection failed"):
                 await session.prompt("Go on.")
+            for wrong, limit in ((" ", None), ("Go on.", 0.0)):
+                with pytest.raises(SpecError, match=r"is empty|above 0, not 0"):
+                    await session.prompt(wrong, time_limit=limit)
             assert [t.state for t in session.turns] == ["answered", "failed"]
             assert "the connection failed" in session.turns[1].reason
         with pytest.raises(SpecError, match=r"'script' starts anew .*: acp, claude, codex, openai, pi"):
