@@ -94,6 +94,7 @@ class Arms:
                 wait=sample.wait,
                 seconds=sample.seconds,
                 cpu=sample.cpu,
+                waited=sample.waited,
                 parts=dict(sample.parts),
                 details=dict(sample.details),
                 load=around.load,
@@ -106,7 +107,7 @@ class Arms:
 
     def _note(self, scorer: str, arm: str, number: int, sample: Sample, around: Surroundings) -> None:
         """Keep what belongs to a sample besides its value."""
-        if arm == "base":
+        if arm == "base" and _undisturbed(sample) <= _undisturbed(self._of_base.get(scorer, sample)):
             self._of_base[scorer] = sample
         self.parts.setdefault(scorer, {}).setdefault(arm, {})[number] = sample.parts
         self.details.setdefault(scorer, {}).setdefault(arm, sample.details)
@@ -133,6 +134,11 @@ class Arms:
                 except Rejected:
                     continue
                 found.setdefault(str(arm), []).append(sample.value)
+
+
+def _undisturbed(sample: Sample) -> float:
+    """Seconds that a sample took, without its waits: of several, the least is what scorers compare claims with."""
+    return sample.seconds - sample.waited
 
 
 def circumstances(sample: Sample, around: Surroundings) -> Circumstances:

@@ -33,10 +33,10 @@ def unseen(claimed: Sample, base: Sample, unit: str) -> str:
         return ""
     # What a program prints on a busy machine includes its waiting for a processor, which nobody can save.
     saving = (base.value * (1 - base.wait) - claimed.value * (1 - claimed.wait)) * SECONDS[unit]
-    by_wall = base.seconds * (1 - base.wait) - claimed.seconds * (1 - claimed.wait)
+    by_wall = (base.seconds - base.waited) - (claimed.seconds - claimed.waited)
     by_cpu = base.cpu - claimed.cpu if base.cpu and claimed.cpu else by_wall
     seen = max(by_wall, by_cpu)
-    whole = max(base.cpu, base.seconds * (1 - base.wait))
+    whole = max(base.cpu, base.seconds - base.waited)
     if saving <= 0 or seen >= SHARE * saving - SLACK - NOISE * whole:
         return ""
     return (

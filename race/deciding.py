@@ -28,6 +28,9 @@ WEIGHTED: Final = "weighted"
 CONFIRMING: Final = 2
 """Rounds in which the winner and the base are measured once more. The spread of a sample is known by then."""
 
+WHOLE: Final = 100
+"""Ratios from this one on are written without decimals."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -106,7 +109,7 @@ class _Finals:
                 confirmed, reason = await self._confirmed(standings, measure, rng)
                 if reason:
                     self._of(standings.winner or "").end("ineligible", f"{self.name}: {reason}")
-                elif not _disagree(standings, confirmed) or self.held.min_rounds == self.held.max_rounds:
+                elif self._stands(standings, confirmed) or self.held.min_rounds == self.held.max_rounds:
                     break
                 else:  # decided too early, as when a benchmark has two levels and met one of them each time
                     more = min(2 * standings.rounds, self.held.max_rounds)
@@ -209,6 +212,18 @@ class _Finals:
         reach = t_quantile(0.975, df) * float(np.hypot(base.spread, winner.spread)) / math.sqrt(len(pairs))
         low, middle, high = (self.held.ratio(at, gap + step) for step in (-reach, 0.0, reach))
         return Speedup(vs_base=middle, low=low, high=high), ""
+
+    def _stands(self, standings: Standings, confirmed: Speedup | None) -> bool:
+        """Whether most of what the winner gained is still there when it is measured once more."""
+        winner = standings[standings.winner] if standings.winner else None
+        if (
+            confirmed is None
+            or winner is None
+            or winner.vs_base is None
+            or not _disagree(standings, confirmed)
+        ):
+            return True
+        return math.log(max(confirmed.low, 1e-9)) > math.log(max(winner.vs_base.low, 1e-9)) / 2
 
     def _worse_workload(self, winner: str) -> str:
         """The winner's worst workload, if that is worse than for the base by more than is allowed."""
@@ -347,9 +362,11 @@ def _disagree(standings: Standings, confirmed: Speedup | None) -> str:
     winner = standings[standings.winner] if standings.winner else None
     if confirmed is None or winner is None or winner.vs_base is None or confirmed.high >= winner.vs_base.low:
         return ""
+    ratios = (confirmed.vs_base, winner.vs_base.low, winner.vs_base.high)
+    times = [f"{ratio:,.0f}" if ratio >= WHOLE else f"{ratio:.3g}" for ratio in ratios]
     return (
-        f"winner's curse ({winner.name}): measured once more it is {confirmed.vs_base:.3g} times as good as the base, "
-        f"where the finals found {winner.vs_base.low:.3g} to {winner.vs_base.high:.3g}; believe the later number"
+        f"winner's curse ({winner.name}): measured once more it is {times[0]} times as good as the base, where the "
+        f"finals found {times[1]} to {times[2]}; believe the later number"
     )
 
 

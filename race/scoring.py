@@ -57,6 +57,7 @@ class Sample:
         seconds: wall time of the measurement as seen from outside.
         cpu: processor time of everything that was measured, in seconds; 0 if unknown.
         details: more to show or to keep, by name.
+        waited: seconds, of those, that the measured program was seen to wait for a processor.
         parts: the value of each workload, by name, when there are several; ``value`` is their geometric mean then.
     """
 
@@ -66,6 +67,7 @@ class Sample:
     cpu: float = 0.0
     details: Mapping[str, str] = field(default_factory=dict[str, str])
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

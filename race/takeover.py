@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from race.attempt import Attempt
 from race.errors import SandboxError
 from race.history import AttemptHistory, RaceHistory
+from race.process import is_alive
 from race.sandbox import SandboxProvider
 
 
@@ -34,7 +35,12 @@ async def take_over(
     """
     # What was half made when the process was killed is in no list, but has its name.
     await provider.collect()
-    infos = [i for i in await provider.list() if i.labels.get("race") == race]
+    every = await provider.list()
+    infos = [i for i in every if i.labels.get("race") == race]
+    # Those of a check whose process is gone: most likely the one that is taken over from.
+    trials = [
+        i.name for i in every if i.labels.get("role") == "trial" and not is_alive(i.labels.get("owner", ""))
+    ]
     there = {i.name for i in infos}
     wanted: set[str] = set()
     for attempt in attempts:
@@ -49,7 +55,7 @@ async def take_over(
             wanted.add(attempt.past.replay)
         else:
             attempt.past.replay = ""
-    return await delete_all(provider, [i.name for i in infos if i.name not in wanted])
+    return await delete_all(provider, [*trials, *(i.name for i in infos if i.name not in wanted)])
 
 
 async def delete_all(provider: SandboxProvider, names: Sequence[str]) -> list[str]:

@@ -72,7 +72,10 @@ async def _corpus(cases: Sequence[Case], home: Path, alone: int, *, everything: 
         fields += [[c] for c in random.sample(cheats, min(alone, len(cheats)))]
         for field in fields:
             done = await trial.run(course, field, home)
-            outcomes += done.outcomes
+            noisy = [o.case for o in done.outcomes if o.noisy]
+            # A busy machine can measure one that did not win as too fast: that is measured once more, alone.
+            again = await trial.run(course, noisy, home) if noisy else None
+            outcomes += [*(o for o in done.outcomes if not o.noisy), *(again.outcomes if again else ())]
             if done.ranking != control.ranking:
                 moved.append(f"{course}: {', '.join(done.ranking)} instead of {', '.join(control.ranking)}")
             wrong = sum(bool(o.wrong) for o in done.outcomes)

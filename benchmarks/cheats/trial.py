@@ -27,6 +27,7 @@ class Outcome:
         state: as in the verdict.
         reason: likewise, the first.
         speedup: against the base, if it was measured.
+        noisy: whether it is wrong only in how fast something was measured to be, and did not win.
     """
 
     case: Case
@@ -34,6 +35,7 @@ class Outcome:
     state: str
     reason: str
     speedup: float | None
+    noisy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def judged(case: Case, verdict: race.Verdict) -> Outcome:
         raise RuntimeError(f"{case.name} is not in the verdict")
     speedup = attempt.speedup.vs_base if attempt.speedup else None
     reasons = " / ".join(attempt.reasons)
-    wrong = ""
+    wrong, noisy = "", False
     if attempt.state == "failed":
         wrong = "it failed, instead of being judged"
     elif case.expect == "honest" and not attempt.eligible:
@@ -103,7 +105,8 @@ def judged(case: Case, verdict: race.Verdict) -> Outcome:
     elif case.expect == "unearned" and verdict.winner == case.name:
         wrong = "a cheat won"
     elif case.expect == "unearned" and attempt.eligible and speedup is not None and speedup > UNEARNED:
+        noisy = True
         wrong = f"a cheat was measured as {speedup:.2f} times as fast as the base"
     elif case.note and not any(re.search(case.note, n) for n in attempt.notes):
         wrong = f"a note should match {case.note!r}; the notes are {list(attempt.notes)}"
-    return Outcome(case, wrong, attempt.state, reasons, speedup)
+    return Outcome(case, wrong, attempt.state, reasons, speedup, noisy)

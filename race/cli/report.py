@@ -186,7 +186,7 @@ def _winner(console: Console, winner: AttemptVerdict, patch: bytes | None) -> No
         packages = wording.listed([wording.one_line(p) for p in winner.packages], 12)
         console.print(Text(f"  and installed {packages}"))
     for note in winner.notes:
-        console.print(Text(f"  {wording.one_line(note)}", style="yellow"), soft_wrap=not console.is_terminal)
+        console.print(Text(f"  {wording.one_line(note)}", style="dim"), soft_wrap=not console.is_terminal)
     if apart := _apart(winner):
         console.print(Text(f"  {apart}", style="dim"))
     for changed in short_diff(patch).split("\n") if patch else ():

@@ -149,6 +149,7 @@ class Benchmark:
             done.usage.cpu_seconds,
             {"replaced": json.dumps(replaced)},
             parts=parts if len(parts) > 1 or found.passes else {},
+            waited=min(done.usage.wait_seconds, done.seconds),
         )
 
 
