@@ -6,7 +6,17 @@
 Everything public is importable from here.
 """
 
-from race.agent import Agent, AgentContext, ChecksFirst, Recorder, Resumes, Step, TokenUsage, Trajectory
+from race.agent import (
+    Agent,
+    AgentContext,
+    ChecksFirst,
+    Converses,
+    Recorder,
+    Resumes,
+    Step,
+    TokenUsage,
+    Trajectory,
+)
 from race.bash import Bash, BashResult
 from race.batch import cancel_batch, run_batch
 from race.batch_result import BatchResult, Estimate, TaskResult, Totals, VariantResult
@@ -29,6 +39,7 @@ from race.finals import Entrant, Rule, Standing, Standings, finals
 from race.fleet import Answer, Fleet, FleetPolicy, FleetSpec, Member
 from race.gateway import Gateway, GatewayAccount, Line, Record, Source, Upstream
 from race.journal import Journal
+from race.memory import Memory
 from race.runner import resume, run
 from race.sandbox import (
     Capabilities,
@@ -48,11 +59,13 @@ from race.sandbox import (
     Usage,
 )
 from race.scoring import Calibrated, Gate, Metric, Replay, Sample, Score, ScoreContext
+from race.session import Session, SessionInfo, sessions
 from race.spec import RaceSpec, load
 from race.store import Event, Store, StoreError, TakenOverError
 from race.submission import MachineReport, Package, PathChange, Submission
 from race.task import Task
 from race.tools import BringsTools, Tool
+from race.turns import Turn
 from race.verdict import AttemptVerdict, Verdict
 from race.watching import watch
 
@@ -72,6 +85,7 @@ __all__ = [
     "Capabilities",
     "Change",
     "ChecksFirst",
+    "Converses",
     "Directory",
     "Entrant",
     "Estimate",
@@ -93,6 +107,7 @@ __all__ = [
     "MachineError",
     "MachineReport",
     "Member",
+    "Memory",
     "Method",
     "Metric",
     "ModelError",
@@ -117,6 +132,8 @@ __all__ = [
     "Score",
     "ScoreContext",
     "ScorerError",
+    "Session",
+    "SessionInfo",
     "Source",
     "SpecError",
     "Standing",
@@ -133,6 +150,7 @@ __all__ = [
     "Tool",
     "Totals",
     "Trajectory",
+    "Turn",
     "Upstream",
     "Usage",
     "VariantResult",
@@ -145,5 +163,6 @@ __all__ = [
     "resume",
     "run",
     "run_batch",
+    "sessions",
     "watch",
 ]

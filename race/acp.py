@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import anyio
 
-from race.agent_inside import table, tables
+from race.agent_events import table, tables
 from race.errors import AgentError
 from race.program import Program
 

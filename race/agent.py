@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 from race.bash import Bash, BashResult, encodable
 from race.errors import LimitReached
 from race.journal import Journal
+from race.memory import Memory
 from race.task import Task
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ class AgentContext:
         recorder: see `Recorder`.
         journal: see `Journal`; for agents that can be gone on with.
         account: the attempt's account at the race's gateway, the way to models; see `race.gateway`.
+        memory: see `Memory`; None outside of sessions.
     """
 
     attempt: str
@@ -218,6 +220,7 @@ class AgentContext:
     recorder: Recorder
     journal: Journal = field(default_factory=Journal)
     account: GatewayAccount | None = None
+    memory: Memory | None = None
 
     @property
     def models(self) -> GatewayAccount:
@@ -268,4 +271,16 @@ class Resumes(Protocol):
 
     async def resume(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
         """Go on; otherwise like `Agent.run`."""
+        ...
+
+
+@runtime_checkable
+class Converses(Protocol):
+    """What an agent may have besides: it can be prompted again and again in one conversation; see `race.Session`."""
+
+    async def converse(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        """Answer the next prompt, which is the task's; otherwise like `Agent.run`.
+
+        What is needed to answer the one after it is kept in ``context.memory``, which holds what was kept before.
+        """
         ...

@@ -6,22 +6,24 @@ status alone.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from race.agent import AgentContext, Trajectory
-from race.bash import OUTPUT_CHARACTERS, Bash, BashResult, encodable, shown
+from race.agent_events import Read, Report, event_of, table
+from race.bash import Bash, encodable
+from race.chat import PUBLIC_URL
 from race.errors import AgentError, ModelError, SpecError
-from race.gateway import Upstream
+from race.gateway import Line, Upstream
 from race.gateway.upstream import KeyStyle
+from race.memory import Memory
 from race.program import Program, program
-from race.sandbox import Entry
+from race.sandbox import Entry, ExecResult
 from race.task import Task
 
 HOME = "/var/lib/race-agent"
@@ -57,25 +59,6 @@ class InsideOptions(BaseModel):
     """More of its environment."""
 
 
-@dataclass(slots=True)
-class Report:
-    """What an agent has said of itself.
-
-    Attributes:
-        message: its last words.
-        ended: whether it said that it has ended.
-        error: why it failed, if it says so.
-    """
-
-    message: str = ""
-    ended: bool = False
-    error: str = ""
-
-
-Read: TypeAlias = Callable[[dict[str, Any], Report], None]
-"""Takes one event of an agent and puts what it says into the report."""
-
-
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How an agent is started.
@@ -95,33 +78,42 @@ class Launch:
 
 def first_that_runs(pattern: str) -> str:
     """Text for bash that becomes the first program of a pattern which runs here, with the arguments given."""
+    if "*" not in pattern:
+        return f'exec {pattern} "$@"'
     return f'for p in {pattern}; do "$p" --version >/dev/null 2>&1 && exec "$p" "$@"; done; exit 127'
 
 
-def upstream(
-    options: InsideOptions,
-    *,
-    url_env: str,
-    url: str,
-    key_env: str,
-    style: KeyStyle = "bearer",
-    version: str = "",
-) -> Upstream:
-    """The model server of an entry.
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where an agent's models are, unless its entry says otherwise. Default: those of OpenAI.
 
-    Args:
-        options: of the entry.
+    Attributes:
+        url: its own, with the version.
         url_env: the environment variable that the agent takes it from.
-        url: its own.
         key_env: the environment variable that it takes the key from.
         style: how the key is sent.
         version: what the address in ``url_env`` lacks, such as ``/v1``.
     """
-    named = os.environ.get(url_env, "").strip().rstrip("/")
-    if named and version and not named.endswith(version):
-        named += version
-    key = key_env if options.api_key_env is None else options.api_key_env
-    return Upstream(options.base_url or named or url, key, style)
+
+    url: str = PUBLIC_URL
+    url_env: str = "OPENAI_BASE_URL"
+    key_env: str = "OPENAI_API_KEY"
+    style: KeyStyle = "bearer"
+    version: str = ""
+
+
+def upstream(options: InsideOptions, server: Server) -> Upstream:
+    """The model server of an entry.
+
+    Args:
+        options: of the entry.
+        server: of its agent.
+    """
+    named = os.environ.get(server.url_env, "").strip().rstrip("/")
+    if named and server.version and not named.endswith(server.version):
+        named += server.version
+    key = server.key_env if options.api_key_env is None else options.api_key_env
+    return Upstream(options.base_url or named or server.url, key, server.style)
 
 
 def check(agent: str, model: str | None, server: Upstream) -> None:
@@ -141,15 +133,39 @@ def briefing(task: Task, context: AgentContext) -> str:
     lines = [task.prompt.strip()]
     if context.hint:
         lines += ["", f"Hint: {context.hint}"]
-    lines += ["", f"The project is in {task.workdir}. You are judged by what is changed there when you end."]
-    lines += ["Nobody is there to answer questions."]
-    if task.protected:
-        lines += ["These files must stay as they are, byte for byte, or your work does not count:"]
-        lines += [f"- {pattern}" for pattern in task.protected]
-    if task.editable:
-        lines += ["Of the project, you may change, add and remove only:"]
-        lines += [f"- {pattern}" for pattern in task.editable]
-    return "\n".join(lines)
+    if context.memory is None:
+        lines += [
+            "",
+            f"The project is in {task.workdir}. You are judged by what is changed there when you end.",
+        ]
+        lines += ["Nobody is there to answer questions."]
+    else:
+        lines += ["", f"The project is in {task.workdir}."]
+    return "\n".join([*lines, *task.rules])
+
+
+def filled(
+    line: Line, bash: Bash, context: AgentContext, more: Mapping[str, str] | None = None
+) -> Callable[[str], str]:
+    """What fills in the places of a text, such as ``{model}``.
+
+    Args:
+        line: gives ``{base_url}`` (with the version), ``{url}`` (without) and ``{token}``.
+        bash: gives ``{workdir}``.
+        context: gives ``{model}`` and ``{home}``.
+        more: further places.
+    """
+    values = {
+        "model": context.model or "",
+        "base_url": line.base_url,
+        "url": line.url,
+        "token": line.token,
+        "workdir": bash.workdir,
+        "home": home(context),
+        **(more or {}),
+    }
+    places = re.compile(r"\{(" + "|".join(values) + r")\}")
+    return lambda text: places.sub(lambda m: values[m[1]], text)
 
 
 async def work(name: str, launch: Launch, read: Read, bash: Bash, context: AgentContext) -> Trajectory:
@@ -169,8 +185,9 @@ async def work(name: str, launch: Launch, read: Read, bash: Bash, context: Agent
             await running.send(encodable(launch.stdin).encode())
             running.send_end()
             while (line := await running.line()) is not None:
-                if (event := _event(line)) is not None:
+                if (event := event_of(line)) is not None:
                     read(event, report)
+                    _remember(report, context.memory)
             await running.ended.wait()
             group.cancel_scope.cancel()
 
@@ -192,37 +209,61 @@ async def work(name: str, launch: Launch, read: Read, bash: Bash, context: Agent
     return context.recorder.trajectory(report.message)
 
 
-def ran(bash: Bash, command: str, exit_code: int | None, output: str) -> None:
-    """Record a command that the agent says it ran."""
-    text = shown(encodable(output).encode(), len(output.encode("utf-8", "replace")), OUTPUT_CHARACTERS)
-    bash.observed(BashResult(encodable(command), exit_code, text, timed_out=False, seconds=0.0, timeout=0.0))
+async def thread(bash: Bash, context: AgentContext) -> str:
+    """An agent's own id of the conversation that it is to go on with; nothing if it begins one.
+
+    Raises:
+        AgentError: what it kept of the conversation in the sandbox is gone.
+    """
+    kept = context.memory.entries if context.memory is not None else ()
+    if not kept:
+        return ""
+    last = table(kept[-1])
+    identity = str(last.get("thread", ""))
+    found = await bash.sandbox.exec(["find", home(context), "-name", f"*{identity}*", "-type", "f"])
+    if found.stdout.strip():
+        return identity
+    if any(table(e).get("ended") for e in kept):
+        raise AgentError(
+            f"what the agent kept of its conversation {identity} is gone from {home(context)}; open another session"
+        )
+    return ""  # it was ended before it had kept anything
 
 
-def table(value: object) -> dict[str, Any]:
-    """A part of an event that should be an object, whatever it is."""
-    found: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    return found
+def home(context: AgentContext) -> str:
+    """The agent's home folder. Sessions have one each, for several may be at work in one sandbox."""
+    return f"{HOME}/{context.memory.session}" if context.memory is not None else HOME
 
 
-def tables(value: object) -> list[dict[str, Any]]:
-    """The objects in a part of an event that should be a list of them."""
-    parts = cast("list[object]", value) if isinstance(value, list) else []
-    return [cast("dict[str, Any]", p) for p in parts if isinstance(p, dict)]
+def _remember(report: Report, memory: Memory | None) -> None:
+    entry: dict[str, JsonValue] = {"thread": report.thread, "ended": report.ended}
+    if memory is not None and report.thread and (not memory.entries or memory.entries[-1] != entry):
+        memory.keep(entry)
 
 
-def text_of(content: object) -> str:
-    """The text of a part of an event: itself, or the texts among a list of parts."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(p["text"]) for p in tables(content) if "text" in p)
+async def execute(
+    argv: Sequence[str], bash: Bash, context: AgentContext, env: Mapping[str, str]
+) -> ExecResult | None:
+    """Run a program to its end; None if its account was closed and its grace is over.
 
+    Args:
+        argv: the program and its arguments.
+        bash: of the attempt.
+        context: of the attempt.
+        env: added to the sandbox's environment.
+    """
+    done: list[ExecResult] = []
 
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", event) if isinstance(event, dict) else None
+    async def run() -> None:
+        done.append(await bash.sandbox.exec(argv, cwd=bash.workdir, env=env, merge_stderr=True))
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await context.models.state.closed.wait()
+        await anyio.sleep(GRACE)
+        group.cancel_scope.cancel()
+    return done[0] if done else None
 
 
 def _how(running: Program) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from race.agent import ChecksFirst
 from race.attempt import Attempt
 from race.errors import RaceError, SpecError
 from race.plugins import agent as make_agent
@@ -13,7 +16,7 @@ from race.plugins import check_defaults
 from race.plugins import provider as make_provider
 from race.plugins import scorer as make_scorer
 from race.sandbox import SandboxProvider
-from race.scoring import Gate, Metric
+from race.scoring import Gate, Metric, NeedsModels
 from race.spec import RaceSpec
 
 
@@ -55,12 +58,9 @@ def assemble(
     for i, entry in enumerate(spec.entries):
         for name in entry.attempt_names():
             agent = make_agent(spec, i)
-            check = getattr(agent, "check", None)
-            if check is not None and not keyless:
-                try:
-                    check(entry.model)
-                except RaceError as e:
-                    raise type(e)(f"{spec.place('entries', i)} ({entry.name!r}): {e}") from e
+            if isinstance(agent, ChecksFirst) and not keyless:
+                with _named(f"{spec.place('entries', i)} ({entry.name!r})"):
+                    agent.check(entry.model)
             attempts.append(Attempt(name, entry, agent, len(attempts)))
     gates: list[tuple[str, Gate]] = []
     metrics: list[tuple[str, Metric]] = []
@@ -70,9 +70,21 @@ def assemble(
             metrics.append((table.label, scorer))
         else:
             gates.append((table.label, scorer))
+            if isinstance(scorer, NeedsModels) and not keyless:
+                with _named(f"{spec.place('scorers', i)} ({table.label!r})"):
+                    scorer.check()
     provider = provider or make_provider(spec.base.sandbox, home, spec.place("base", "sandbox"))
     _check_capabilities(spec, provider)
     return Plugins(tuple(attempts), tuple(gates), tuple(metrics), provider)
+
+
+@contextmanager
+def _named(place: str) -> Generator[None]:
+    """Say of an error where in the race file it comes from."""
+    try:
+        yield
+    except RaceError as e:
+        raise type(e)(f"{place}: {e}") from e
 
 
 def _check_capabilities(spec: RaceSpec, provider: SandboxProvider) -> None:

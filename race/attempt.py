@@ -6,17 +6,17 @@ Whatever goes wrong in an attempt is recorded on it; nothing of it reaches a sib
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import cast
 
 import anyio
 import anyio.to_thread
 from pydantic import JsonValue
 
-from race.agent import Agent, AgentContext, Outcome, Recorder, Resumes, Trajectory, add_usage
+from race.agent import Agent, AgentContext, Recorder, Resumes, Trajectory, add_usage
 from race.atomic import storing
 from race.base import Base
 from race.bash import Bash
@@ -34,9 +34,10 @@ from race.gateway import Account, Budget, Gateway
 from race.handoff import deposit
 from race.history import AttemptHistory, FinalsHistory
 from race.journal import DivergedError, Journal, Kept
-from race.kept import keep_submission, keep_trajectory, kept_submission, kept_trajectory
+from race.kept import keep_submission, kept_submission
 from race.plugins import boundary
 from race.project import is_left_over
+from race.prompting import outcome_of, settled
 from race.replay import ReplayImage, build, task_of
 from race.sandbox import Sandbox, SandboxProvider
 from race.scoring import Gate, Score, ScoreContext
@@ -44,8 +45,8 @@ from race.slots import Slots
 from race.spec import EntrySpec, RaceSpec
 from race.store import StoreError
 from race.submission import Submission
-from race.trajectories import Told, keep
-from race.verdict import AttemptState, GateResult, MetricResult
+from race.trajectories import Told, keep, kept
+from race.verdict import AttemptState, AttemptUsage, GateResult, MetricResult
 
 Emit = Callable[..., None]
 """``emit(kind, attempt, **data)`` puts an event into the store and before whoever watches."""
@@ -174,7 +175,7 @@ async def _restore(course: Course, attempt: Attempt, past: AttemptHistory) -> No
     attempt.gates = dict(past.gates)
     attempt.reasons = [str(r) for r in done["reasons"]]
     attempt.seconds = float(done["seconds"])
-    attempt.trajectory = kept_trajectory(course.folder, attempt.name) or Trajectory()
+    attempt.trajectory = _did(course, attempt)
     attempt.submission = kept_submission(course.folder, attempt.name)
     if attempt.submission is not None:
         attempt.patch = course.folder / f"{attempt.name}.patch"
@@ -182,6 +183,12 @@ async def _restore(course: Course, attempt: Attempt, past: AttemptHistory) -> No
         await _replay(course, attempt)
     else:
         attempt.state = done["state"]
+
+
+def _did(course: Course, attempt: Attempt) -> Trajectory:
+    """What its agent did, as an earlier process kept it."""
+    told = kept(course.folder, attempt.name)
+    return told.trajectory if told is not None else Trajectory()
 
 
 async def _begin_anew(course: Course, attempt: Attempt, why: str) -> None:
@@ -210,7 +217,7 @@ async def _run_once(course: Course, attempt: Attempt, *, again: bool) -> None:
         if past.submitted and (known := kept_submission(course.folder, attempt.name)) is not None:
             attempt.submission, attempt.gates = known, dict(past.gates)
             attempt.patch = course.folder / f"{attempt.name}.patch"
-            attempt.trajectory = kept_trajectory(course.folder, attempt.name) or Trajectory()
+            attempt.trajectory = _did(course, attempt)
             attempt.seconds = past.seconds
         else:
             await _work_and_hand_in(course, attempt)
@@ -232,9 +239,9 @@ async def _run_once(course: Course, attempt: Attempt, *, again: bool) -> None:
 
 
 async def _work_and_hand_in(course: Course, attempt: Attempt) -> None:
-    known = kept_trajectory(course.folder, attempt.name) if attempt.past.ended and attempt.fork else None
+    known = kept(course.folder, attempt.name) if attempt.past.ended and attempt.fork else None
     if known is not None:
-        attempt.trajectory = known
+        attempt.trajectory = known.trajectory
         attempt.seconds = attempt.past.seconds
         await _end_work(course, attempt)
     else:
@@ -271,6 +278,8 @@ async def _fork(course: Course, attempt: Attempt) -> Sandbox:
     fork = await parent.fork(sandbox, network=spec.base.network.agent, labels=labels)
     attempt.past = AttemptHistory(take, sandbox)
     attempt.fork = fork
+    if take > 1:
+        course.gateway.begin_anew(name)
     course.emit("attempt.started", name, sandbox=fork.name, agent=entry.agent, model=entry.model)
     return fork
 
@@ -357,7 +366,6 @@ async def _end_work(course: Course, attempt: Attempt) -> None:
         return
     entry = attempt.entry
     told = Told(course.race, attempt.name, entry.agent, entry.model, course.spec.task.prompt, ended)
-    await anyio.to_thread.run_sync(keep_trajectory, course.folder, attempt.name, ended)
     await anyio.to_thread.run_sync(keep, course.folder, told)
     course.emit(
         "attempt.ended",
@@ -389,19 +397,12 @@ async def _work(
             anyio.move_on_after(left) as timer,
             boundary(AgentError, f"agent {attempt.entry.agent!r}"),
         ):
-            done = cast("object", await run(task_of(course.spec), bash, context))
-            if not isinstance(done, Trajectory):
-                raise TypeError(f"run() returned {type(done).__name__}, not a Trajectory")
-            if account.broken:
-                raise ModelError(account.broken)
-            if account.ended is None:
-                return done
-            raise account.ended
+            return settled(await run(task_of(course.spec), bash, context), account)
     except LimitReached as e:
-        return recorder.trajectory(str(e), _outcome(e.limit))
+        return recorder.trajectory(str(e), outcome_of(e))
     except AttemptError as e:
         if account.ended is not None:
-            return recorder.trajectory(str(account.ended), _outcome(account.ended.limit))
+            return recorder.trajectory(str(account.ended), outcome_of(account.ended))
         if account.broken:
             raise ModelError(account.broken) from None
         if isinstance(e, SandboxError):
@@ -412,12 +413,6 @@ async def _work(
         waiting = f"; the model did not answer: {account.trouble}" if account.trouble else ""
         return recorder.trajectory(f"ended by its time limit of {limit:g} s{waiting}", "time")
     return recorder.trajectory("ended because the budget of the race is spent", "budget")
-
-
-def _outcome(limit: str) -> Outcome:
-    if limit == "steps":
-        return "steps"
-    return "time" if limit == "time" else "budget"
 
 
 async def _hand_in(course: Course, attempt: Attempt) -> None:
@@ -481,14 +476,24 @@ async def _judge(course: Course, attempt: Attempt, image: ReplayImage) -> None:
                 attempt.end("ineligible", f"{name}: {attempt.gates[name].reason or 'did not pass'}")
                 return
             continue
-        context = ScoreContext(name, attempt.name, baseline=course.baselines.get(name))
+        recorder = Recorder(sys.maxsize, lambda _: course.on_spent())
+        account = course.gateway.account(
+            f"{attempt.name}~{name}", recorder, whose=f"the scorer {name!r}", seed=attempt.number + 1
+        )
+        context = ScoreContext(name, attempt.name, baseline=course.baselines.get(name), account=account)
         score = await ask(image, name, gate, context)
         if is_repeatable(score):
-            score = await repeated(course, attempt.name, image, name, gate, score)
+            score = await repeated(course, context, image, gate, score)
             if score.passed:
                 attempt.reasons.append(f"{name}: {score.reason}")
-        attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason)
-        course.emit("attempt.gate", attempt.name, gate=name, passed=score.passed, reason=score.reason)
+        purse = account.state.purse
+        used = AttemptUsage(**asdict(purse.usage)) if purse.requests else None
+        attempt.gates[name] = GateResult(passed=score.passed, reason=score.reason, usage=used)
+        # Not as "usage": whoever watches takes that for the agent's.
+        spent = used.model_dump() if used is not None else None
+        course.emit(
+            "attempt.gate", attempt.name, gate=name, passed=score.passed, reason=score.reason, spent=spent
+        )
         if not score.passed:
             attempt.end("ineligible", f"{name}: {score.reason or 'did not pass'}{_left_out(attempt)}")
             return

@@ -34,14 +34,13 @@ from race.sandbox import (
     Limits,
     Link,
     Removed,
-    Sandbox,
     SandboxProvider,
     SandboxSpec,
 )
 from race.spec import RaceSpec, nearest
 from race.store import owner
-from race.submission import printable
-from race.tools import Tool, install, put
+from race.submission import printable, printable_lines
+from race.tools import Tool, equip
 from race.winner_base import Winner, find_winner, materialized
 
 FORMAT = 1
@@ -236,7 +235,9 @@ async def _make(
         await sandbox.write(_project_entries(spec.base.workdir, project.files))
         await sandbox.upload(place / "worktree.git", f"{spec.base.workdir}/.git")
         await anyio.to_thread.run_sync(shutil.rmtree, place / "worktree.git")
-        await _put_tools(sandbox, spec, tools, folder.parent.parent, tell)
+        for tool in tools:
+            tell(f"putting in {tool.name}")
+            await equip(sandbox, tool, folder.parent.parent, timeout=spec.base.setup_timeout)
         for i, command in enumerate(spec.base.setup):
             tell(f"setup: {command}")
             done = await sandbox.exec(
@@ -277,22 +278,6 @@ async def _make(
     return base
 
 
-async def _put_tools(
-    sandbox: Sandbox, spec: RaceSpec, tools: Sequence[Tool], home: Path, tell: Callable[[str], None]
-) -> None:
-    """Put the programs in that agents bring along."""
-    for tool in tools:
-        tell(f"putting in {tool.name}")
-        await put(tool, await install(tool, home), sandbox)
-        for command in tool.setup:
-            done = await sandbox.exec(command, timeout=spec.base.setup_timeout, merge_stderr=True)
-            if done.exit_code != 0:
-                output = printable_lines(shown(done.stdout, done.stdout_bytes, 6000))
-                raise SpecError(
-                    f"the agent {tool.name!r} cannot be installed in the base: {command!r}\n{output}"
-                )
-
-
 async def _remove(provider: SandboxProvider, name: str) -> None:
     try:
         await (await provider.get(name)).delete()
@@ -321,11 +306,6 @@ def limits(spec: RaceSpec, *, measuring: bool = False) -> Limits:
     table = spec.base.limits
     cores = (spec.finals.cores if measuring else None) or table.cores
     return Limits(table.cpus, table.memory, table.disk, table.processes, cores)
-
-
-def printable_lines(text: str) -> str:
-    """Text of many lines that a sandbox printed, made safe to show."""
-    return "\n".join(printable(line.rstrip("\r")) for line in text.replace("\t", "    ").split("\n"))
 
 
 def _key(spec: RaceSpec, project: Project, image_id: str, tools: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from race.batch_table import BatchRow, TaskRow
 from race.spec import RaceSpec
 from race.statistics.variants import Estimate as _Estimate
 from race.statistics.variants import Tries, best_at, eligible_rate, mean_speedup, pass_at
-from race.verdict import AttemptVerdict, Verdict
+from race.verdict import AttemptUsage, AttemptVerdict, Verdict
 
 TaskStatus: TypeAlias = Literal["won", "no_winner", "failed", "cancelled"]
 
@@ -125,9 +125,9 @@ def summed(
             cancelled=counts["cancelled"],
             attempts=len(attempts),
             eligible=sum(a.eligible for a in attempts),
-            input_tokens=sum(a.usage.input_tokens for a in attempts),
-            output_tokens=sum(a.usage.output_tokens for a in attempts),
-            cost_usd=cost(attempts),
+            input_tokens=sum(u.input_tokens for u in bills(attempts)),
+            output_tokens=sum(u.output_tokens for u in bills(attempts)),
+            cost_usd=cost(bills(attempts)),
             seconds=seconds,
         ),
         variants=tuple(
@@ -137,9 +137,14 @@ def summed(
     )
 
 
-def cost(attempts: Sequence[AttemptVerdict]) -> float | None:
+def bills(attempts: Sequence[AttemptVerdict]) -> list[AttemptUsage]:
+    """What agents and gates have used of models."""
+    of_gates = [g.usage for a in attempts for g in a.gates.values() if g.usage is not None]
+    return [*(a.usage for a in attempts), *of_gates]
+
+
+def cost(usages: Sequence[AttemptUsage]) -> float | None:
     """In dollars; None as soon as that of one which used tokens is not known."""
-    usages = [a.usage for a in attempts]
     if any(u.cost_usd is None and (u.input_tokens or u.output_tokens) for u in usages):
         return None
     return sum(u.cost_usd or 0.0 for u in usages)
@@ -166,7 +171,7 @@ def _task(spec: RaceSpec, task: TaskRow, verdict: Verdict | None) -> TaskResult:
         speedup=winner.speedup.vs_base if winner and winner.speedup else None,
         error="" if winner else task.error or verdict.decided_by,
         seconds=verdict.seconds,
-        cost_usd=cost(verdict.attempts),
+        cost_usd=cost(bills(verdict.attempts)),
     )
 
 
@@ -189,7 +194,7 @@ def _variant(entry: str, verdicts: Sequence[Verdict | None]) -> VariantResult:
         attempts=len(attempts),
         eligible=sum(a.eligible for a in attempts),
         failed=sum(a.state == "failed" for a in attempts),
-        cost_usd=cost(attempts),
+        cost_usd=cost([a.usage for a in attempts]),
         eligible_rate=_shown(eligible_rate(tries)),
         pass_at={k: e for k in range(1, most + 1) if (e := _shown(pass_at(k, tries))) is not None},
         best_at={

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from race.batch_spec import BatchSpec
 from race.errors import SpecError
-from race.process import boot, process_start
-from race.store import Event, Store, TakenOverError, is_fresh, me
+from race.store import Event, Store, TakenOverError, held, me
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +230,7 @@ class BatchTable:
             "SELECT owner_pid, owner_start, boot, beat FROM batch_tasks WHERE batch = ? AND status = 'running'",
             (batch,),
         )
-        return any(_held(*row) for row in rows)
+        return any(held(*row) for row in rows)
 
 
 def _free(db: sqlite3.Connection, batch: str) -> list[int]:
@@ -241,11 +240,7 @@ def _free(db: sqlite3.Connection, batch: str) -> list[int]:
         "WHERE batch = ? AND status IN ('pending', 'running') ORDER BY number",
         (batch,),
     ).fetchall()
-    return [n for n, status, *lease in rows if status == "pending" or not _held(*lease)]
-
-
-def _held(pid: int, start: str, where: str, beat: float) -> bool:
-    return bool(start) and where == boot() and process_start(pid) == start and is_fresh(beat, where)
+    return [n for n, status, *lease in rows if status == "pending" or not held(*lease)]
 
 
 def _race_id(batch: str, number: int, task: str, attempt: int) -> str:

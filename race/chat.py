@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self, cast
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletionMessageParam
+
+PUBLIC_URL = "https://api.openai.com/v1"
+"""Where a call goes if neither the race file nor the environment says so."""
 
 LONGEST_WAIT = 60.0
 """Seconds that the wait before a repeated call grows to, unless the server asks for more."""
@@ -181,9 +184,9 @@ class Chat:
             await anyio.sleep(wait)
         raise AssertionError("the last round returns or raises")
 
-    def recall(self, reply: Reply) -> None:
-        """Take note of an earlier answer of this conversation, so that no id in it is given out again."""
-        self._ids.update(call.id for call in reply.calls)
+    def recall(self, calls: Iterable[ToolCall]) -> None:
+        """Take note of earlier calls of this conversation, so that none of their ids is given out again."""
+        self._ids.update(call.id for call in calls)
 
     async def _once(self, messages: Sequence[Message], extra: Mapping[str, JsonValue]) -> Reply:
         import openai  # noqa: PLC0415 - likewise

@@ -32,7 +32,7 @@ def is_repeatable(score: Score) -> bool:
 
 
 async def repeated(
-    course: Course, attempt: str, image: ReplayImage, name: str, gate: Gate, failed: Score
+    course: Course, context: ScoreContext, image: ReplayImage, gate: Gate, failed: Score
 ) -> Score:
     """Ask a gate again that a candidate has failed, and ask it of the base.
 
@@ -41,21 +41,20 @@ async def repeated(
 
     Args:
         course: of the race.
-        attempt: name of the attempt.
-        image: its replay image.
-        name: of the gate.
+        context: in which the gate was asked.
+        image: the attempt's replay image.
         gate: to ask.
         failed: what it said.
     """
-    baseline = course.baselines.get(name)
+    name, attempt = context.scorer, context.attempt
     answers = [failed]
     for _ in range(REPEATS):
-        answers.append(await ask(image, name, gate, ScoreContext(name, attempt, baseline=baseline)))
+        answers.append(await ask(image, name, gate, context))
         if not answers[-1].passed and not is_repeatable(answers[-1]):
             return answers[-1]
     bad = [a for a in answers if not a.passed]
     names = _names(bad)
-    of_base = await _base_until(course, attempt, name, gate, names) if len(bad) < len(answers) else []
+    of_base = await _base_until(course, context, gate, names) if len(bad) < len(answers) else []
     base_failed = [s for s in of_base if not s.passed]
     told = {"asked": len(answers), "passed": len(answers) - len(bad)}
     told |= {"base_asked": len(of_base), "base_failed": len(base_failed)}
@@ -70,22 +69,22 @@ async def repeated(
     return Score(passed=False, reason=f"{failed.reason} ({said})")
 
 
-async def _base_until(course: Course, attempt: str, name: str, gate: Gate, wanted: set[str]) -> list[Score]:
+async def _base_until(course: Course, context: ScoreContext, gate: Gate, wanted: set[str]) -> list[Score]:
     """Ask the base until all that failed for the candidate has failed for it, or often enough."""
-    context = ScoreContext(name, "base", baseline=course.baselines.get(name))
+    of_base = replace(context, attempt="base")
     scores: list[Score] = []
     base = await build(
         course.provider,
         course.base,
         Submission(),
         course.spec,
-        name=f"{course.race}-{attempt}-base",
+        name=f"{course.race}-{context.attempt}-base",
         labels={**course.labels, "role": "replay"},
         is_base=True,
     )
     try:
         for _ in range(ON_THE_BASE):
-            scores.append(await ask(base, name, gate, context))
+            scores.append(await ask(base, context.scorer, gate, of_base))
             bad = [s for s in scores if not s.passed]
             if bad and wanted <= _names(bad):
                 break

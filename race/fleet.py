@@ -18,20 +18,19 @@ from typing import Any, Generic, TypeVar
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
-from race.agent import AgentContext, Recorder, Trajectory
-from race.bash import Bash
-from race.errors import AgentError, LimitReached, RaceError, SandboxError, SpecError
+from race.agent import Recorder, Trajectory
+from race.errors import LimitReached, RaceError, SandboxError, SpecError
 from race.fleet_table import FleetTable, MemberRow
 from race.gateway import Gateway
 from race.home import home as default_home
 from race.locking import locked
 from race.plugins import agent as make_agent
-from race.plugins import boundary
 from race.plugins import provider as make_provider
+from race.prompting import Prompt, answer, entry_of
 from race.sandbox import ExecResult, Limits, Network, SandboxProvider, SandboxSpec
-from race.spec import RaceSpec, Seconds, from_data
+from race.spec import Seconds
 from race.store import Store
-from race.task import Task
+from race.tools import bring
 
 T = TypeVar("T")
 
@@ -274,32 +273,24 @@ class Fleet:
         self._check_spending()
         chosen = self._chosen(members)
         specs = {
-            m.id: self._entry(m, prompt, {**m.defaults, **options, "time_limit": time_limit}) for m in chosen
+            m.id: entry_of(
+                m.id,
+                prompt,
+                {**m.defaults, **options, "time_limit": time_limit},
+                f"fleet {self.name}, member {m.id}",
+            )
+            for m in chosen
         }
         agents = {name: make_agent(spec, 0) for name, spec in specs.items()}
 
         async def run(member: Member) -> Trajectory:
-            spec = specs[member.id]
-            entry = spec.entries[0]
-            recorder = Recorder(entry.max_steps, _Spending(self._table, self.name, self.spec.policy.cost_usd))
+            entry, maker = specs[member.id].entries[0], agents[member.id]
+            recorder = Recorder(entry.max_steps, Spending(self._table, self.name, self.spec.policy.cost_usd))
             sandbox = await self._provider.get(member.sandbox)
-            bash = Bash(sandbox, workdir=self.spec.workdir, timeout=entry.command_timeout, recorder=recorder)
-            task = Task(self.name, prompt, self.spec.workdir)
-            account = gateway.account(member.id, recorder, seed=1, deadline=anyio.current_time() + time_limit)
-            context = AgentContext(
-                member.id, entry.model, entry.hint, 1, time_limit, recorder, account=account
-            )
-            try:
-                with anyio.move_on_after(time_limit), boundary(AgentError, f"agent {entry.agent!r}"):
-                    self._check_spending()
-                    return await agents[member.id].run(task, bash, context)
-            except LimitReached as e:
-                return recorder.trajectory(str(e), "steps" if e.limit == "steps" else "budget")
-            except AgentError:
-                if (ended := account.state.ended) is None:
-                    raise
-                return recorder.trajectory(str(ended), "steps" if ended.limit == "steps" else "budget")
-            return recorder.trajectory(f"ended by its time limit of {time_limit:g} s", "time")
+            await bring(sandbox, [maker], self._store.home)
+            self._check_spending()
+            asked = Prompt(prompt, entry, maker, member.id, "the member", self.spec.workdir)
+            return await answer(asked, sandbox, gateway, recorder)
 
         async with Gateway() as gateway:
             return await self._each(members, at_once, run)
@@ -404,18 +395,9 @@ class Fleet:
                 self._table.remove(self.name, row.id)
         return errors
 
-    def _entry(self, member: Member, prompt: str, options: Mapping[str, Any]) -> RaceSpec:
-        """The entry that a prompt amounts to, checked as that of a race file would be."""
-        where = Path(f"fleet {self.name}, member {member.id}")
-        data: dict[str, Any] = {
-            "task": {"name": self.name, "prompt": prompt},
-            "entries": [{"name": member.id, **options}],
-        }
-        return from_data(data, where)
-
 
 @dataclass(slots=True)
-class _Spending:
+class Spending:
     """Books what one agent costs on its fleet, as it goes, and ends it when the fleet has spent what it may."""
 
     table: FleetTable
@@ -424,6 +406,11 @@ class _Spending:
     booked: float = field(default=0.0)
 
     def __call__(self, recorder: Recorder) -> None:
+        """Book what has come since the last time.
+
+        Raises:
+            LimitReached: the fleet has spent what it may, or what the agent costs is not known.
+        """
         usage = recorder.usage
         if usage.cost_usd is None:
             if self.limit is not None and (usage.input_tokens or usage.output_tokens):

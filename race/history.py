@@ -185,7 +185,7 @@ def _apply(attempt: AttemptHistory, take: _Take, event: Event) -> None:
             attempt.replay = str(data["sandbox"])
         case "gate":
             attempt.gates[str(data["gate"])] = GateResult(
-                passed=bool(data["passed"]), reason=str(data["reason"])
+                passed=bool(data["passed"]), reason=str(data["reason"]), usage=data.get("spent")
             )
         case "remark":
             attempt.remarks.append(str(data["text"]))

@@ -1,4 +1,4 @@
-"""What an attempt leaves on disk at its end, and getting it back: its trajectory, and its submission.
+"""What an attempt hands in, on disk, and getting it back; what its agent did is kept by `race.trajectories`.
 
 Paths and contents are exact: what is built from a submission that was read back is what would have been built at once.
 """
@@ -10,38 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from race.agent import Trajectory
 from race.atomic import write_atomically
 from race.repository import ProjectRepository
 from race.sandbox import Entry, File, Link, Removed
 from race.submission import Package, PathChange, Submission
 
-_TRAJECTORY = TypeAdapter(Trajectory)
 _GONE = "000000"
 _LINK = "120000"
 _EXECUTABLE = "100755"
-
-
-def keep_trajectory(folder: Path, attempt: str, trajectory: Trajectory) -> None:
-    """Write what an agent did.
-
-    Args:
-        folder: of the race.
-        attempt: whose it is.
-        trajectory: what to keep.
-    """
-    data = _TRAJECTORY.dump_python(trajectory, mode="json")
-    write_atomically(folder / f"{attempt}.trajectory.json", json.dumps(data))
-
-
-def kept_trajectory(folder: Path, attempt: str) -> Trajectory | None:
-    """What `keep_trajectory` wrote; None if that is not there or cannot be read."""
-    try:
-        return _TRAJECTORY.validate_python(json.loads((folder / f"{attempt}.trajectory.json").read_text()))
-    except (OSError, ValueError):
-        return None
 
 
 def keep_submission(folder: Path, attempt: str, submission: Submission) -> None:

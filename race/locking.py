@@ -13,8 +13,10 @@ _POLL = 0.05
 
 
 @asynccontextmanager
-async def locked(path: Path, on_wait: Callable[[], None]) -> AsyncGenerator[None]:
+async def locked(path: Path, on_wait: Callable[[], None]) -> AsyncGenerator[int]:
     """Hold an exclusive lock on a file (flock(2)), which is made if it is not there.
+
+    Its descriptor is given out for a child that inherits it, and so holds the lock until it has ended as well.
 
     Args:
         path: the file; its folder exists.
@@ -31,4 +33,4 @@ async def locked(path: Path, on_wait: Callable[[], None]) -> AsyncGenerator[None
                     on_wait()
                     waited = True
                 await anyio.sleep(_POLL)
-        yield
+        yield file.fileno()

@@ -22,6 +22,7 @@ from race.fleet_table import FleetTable
 from race.plugins import names
 from race.plugins import provider as make_provider
 from race.sandbox import SandboxInfo, SandboxProvider
+from race.session_table import SessionTable
 from race.store import Store, is_alive
 
 
@@ -169,15 +170,23 @@ def _orphaned_files(home: Path, sandboxes: AbstractSet[str]) -> list[str]:
         with _unlocked(folder / "lock") as free:
             if free:
                 removed += _clean_base(folder, sandboxes)
+    # What npm was still unpacking counts for nothing once nobody holds the lock of its tool.
+    for part in sorted(p for p in (home / "tools").glob("*.*") if p.suffix[1:].isdigit()):
+        with _unlocked(part.with_suffix(".lock")) as free:
+            if free:
+                shutil.rmtree(part, ignore_errors=True)
+                removed.append(f"the half of the tool {part.stem}")
     # Folders before rows: a race writes its row first, so every folder seen here has one if its race is known.
     folders = sorted((home / "races").glob("*"))
+    of_sessions = sorted((home / "sessions").glob("*"))
     store = Store(home)
-    known = {r.id for r in store.races()}
+    known = {r.id for r in store.races()} | {r.id for r in SessionTable(store).all()}
     store.close()
-    for folder in folders:
-        if folder.name not in known:
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(f"files of the race {folder.name}")
+    for kind, found in (("race", folders), ("session", of_sessions)):
+        for folder in found:
+            if folder.name not in known:
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(f"files of the {kind} {folder.name}")
     return removed
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import anyio
 
-from race.base import Base, limits, printable_lines
+from race.base import Base, limits
 from race.bash import shown
 from race.errors import Rejected, SandboxError
 from race.machine import is_scratch, may_be_carried
@@ -23,7 +23,7 @@ from race.project import matching
 from race.sandbox import Change, ChangeKind, Entry, Link, Network, Sandbox, SandboxProvider
 from race.scoring import Replay, must_have_worked
 from race.spec import RaceSpec
-from race.submission import Package, Submission, printable
+from race.submission import Package, Submission, printable, printable_lines
 from race.task import Task
 
 INSTALL_TIMEOUT = 900.0

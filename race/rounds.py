@@ -30,7 +30,14 @@ _GONE = "000000"
 async def run_rounds(store: Store, spec: RaceSpec, terms: Terms, on_event: OnEvent | None = None) -> Verdict:
     """Run a race of several rounds; errors are those of `race.run`."""
     race = terms.race or f"{spec.task.name[:20]}-{secrets.token_hex(4)}"
-    store.begin(race, spec.task.name, str(spec.path), spec=spec.model_dump_json(), parent=terms.parent)
+    store.begin(
+        race,
+        spec.task.name,
+        str(spec.path),
+        spec=spec.model_dump_json(),
+        parent=terms.parent,
+        replay=terms.replayed,
+    )
     return await _run(store, race, spec, terms, on_event)
 
 

@@ -37,7 +37,7 @@ from race.pictures import svg
 from race.sandbox import SandboxProvider
 from race.slots import Slots
 from race.spec import RaceSpec, load
-from race.store import Event, Store, StoreError, TakenOverError, owner
+from race.store import Event, RaceRow, Store, StoreError, TakenOverError, owner
 from race.takeover import take_over
 from race.tools import needed
 from race.verdict import MetricResult, RaceStatus, Verdict
@@ -68,6 +68,11 @@ class Terms:
     provider: SandboxProvider | None = None
     leaves: Callable[[], bool] = lambda: False
     replay: Source | None = None
+
+    @property
+    def replayed(self) -> tuple[str, ...]:
+        """The folders of the answers, if it is a replay."""
+        return self.replay.folders if self.replay is not None else ()
 
 
 async def run(
@@ -144,14 +149,23 @@ async def run_in(store: Store, spec: RaceSpec, terms: Terms, on_event: OnEvent |
         return await run_rounds(store, spec, terms, on_event)
     plugins = assemble(spec, store.home, terms.provider, keyless=terms.replay is not None)
     race = _Race(spec, plugins, store, terms, on_event)
-    store.begin(race.id, spec.task.name, str(spec.path), spec=spec.model_dump_json(), parent=terms.parent)
+    store.begin(
+        race.id,
+        spec.task.name,
+        str(spec.path),
+        spec=spec.model_dump_json(),
+        parent=terms.parent,
+        replay=terms.replayed,
+    )
     return await race.run(RaceHistory())
 
 
 async def resume_in(store: Store, name: str, terms: Terms, on_event: OnEvent | None = None) -> Verdict:
     """As `resume`, with a store that is open."""
     row = store.race(name)
-    spec = RaceSpec.model_validate_json(row.spec) if row.spec else load(row.file)
+    spec = spec_of(row)
+    if row.replay and terms.replay is None:  # it stays a replay: no model is asked
+        terms = replace(terms, replay=Source.of(row.replay))
     if spec.rounds > 1:
         from race.rounds import resume_rounds  # noqa: PLC0415 - likewise
 
@@ -160,6 +174,11 @@ async def resume_in(store: Store, name: str, terms: Terms, on_event: OnEvent | N
     race = _Race(spec, plugins, store, replace(terms, race=row.id), on_event)
     store.claim(row.id)
     return await race.run(history(store.events(row.id)))
+
+
+def spec_of(row: RaceRow) -> RaceSpec:
+    """The race file of a race, as it was when the race began."""
+    return RaceSpec.model_validate_json(row.spec) if row.spec else load(row.file)
 
 
 class _Race:

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from race.errors import Rejected
 from race.sandbox import Entry, ExecResult, File, Link, Sandbox
 from race.submission import Submission, printable
 from race.task import Task
+
+if TYPE_CHECKING:
+    from race.gateway import GatewayAccount
 
 Goal: TypeAlias = Literal["min", "max"]
 
@@ -137,6 +140,7 @@ class ScoreContext:
         round: of the finals, from 0 (the warm-up); always 0 for gates.
         seed: the same for every attempt in a round, drawn after the agents have ended.
         baseline: the scorer's own result on the base, once there is one.
+        account: a gate's account at the race's gateway, the way to models; see `race.gateway`.
     """
 
     scorer: str
@@ -144,6 +148,18 @@ class ScoreContext:
     round: int = 0
     seed: int = 0
     baseline: Score | Sample | None = None
+    account: GatewayAccount | None = None
+
+    @property
+    def models(self) -> GatewayAccount:
+        """The account, for a gate that cannot do without.
+
+        Raises:
+            RuntimeError: there is none; whoever asks a gate without a race has to open a gateway.
+        """
+        if self.account is None:
+            raise RuntimeError("this gate needs a gateway: ScoreContext(..., account=gateway.account(...))")
+        return self.account
 
 
 @runtime_checkable
@@ -166,6 +182,20 @@ class Gate(Protocol):
 
     async def score(self, replay: Replay, context: ScoreContext) -> Score:
         """Judge one replay. An exception means that the scorer broke, not that the score is bad."""
+        ...
+
+
+@runtime_checkable
+class NeedsModels(Protocol):
+    """What a gate may have besides: a look at what it needs to ask models, before any sandbox exists."""
+
+    def check(self) -> None:
+        """Refuse to start.
+
+        Raises:
+            SpecError: its server is no address.
+            MachineError: the environment lacks its API key.
+        """
         ...
 
 

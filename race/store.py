@@ -12,11 +12,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from race.errors import MachineError, SpecError
 from race.process import LEASE, boot, is_alive, owner, process_start, steady
@@ -82,6 +82,8 @@ class RaceRow:
     """The batch, or the race of several rounds, that it is part of."""
     spec: str | None = None
     """The race file as it was when the race began, as JSON; None of races of earlier versions."""
+    replay: tuple[str, ...] = ()
+    """The folders that the answers of its models come from, if it is a replay."""
 
 
 class Store:
@@ -130,7 +132,16 @@ class Store:
         """Where the files of a race lie."""
         return self.home / "races" / race
 
-    def begin(self, race: str, task: str, file: str, *, spec: str | None = None, parent: str = "") -> None:
+    def begin(
+        self,
+        race: str,
+        task: str,
+        file: str,
+        *,
+        spec: str | None = None,
+        parent: str = "",
+        replay: Sequence[str] = (),
+    ) -> None:
         """A race begins, run by this process, which holds its lease from now on.
 
         Args:
@@ -139,12 +150,22 @@ class Store:
             file: its race file.
             spec: the race file as it is now, as JSON, so that the race can be gone on with when the file has changed.
             parent: the batch, or the race of several rounds, that it is part of.
+            replay: the folders that the answers of its models come from, if it is a replay.
         """
         with self._writing():
             self._db.execute(
                 "INSERT INTO races (id, task, file, created, status, owner_pid, owner_start, boot, beat, fence, spec, "
-                "parent) VALUES (?, ?, ?, ?, 'running', ?, ?, ?, ?, 1, ?, ?)",
-                (race, task, file, time.time(), *me(), spec, parent),
+                "parent, replay) VALUES (?, ?, ?, ?, 'running', ?, ?, ?, ?, 1, ?, ?, ?)",
+                (
+                    race,
+                    task,
+                    file,
+                    time.time(),
+                    *me(),
+                    spec,
+                    parent,
+                    json.dumps(list(replay)) if replay else None,
+                ),
             )
             self._fences[race] = 1
         # After the row: a folder without one is taken for a left-over.
@@ -178,9 +199,9 @@ class Store:
         """This process is still at work on all that it holds a lease of."""
         pid, start, where, now = me()
         with self._writing():
-            for table in ("races", "batch_tasks"):
+            for table in ("races", "batch_tasks", "sessions"):
                 self._db.execute(
-                    f"UPDATE {table} SET beat = ? WHERE owner_pid = ? AND owner_start = ? AND boot = ? "  # noqa: S608 - one of two words
+                    f"UPDATE {table} SET beat = ? WHERE owner_pid = ? AND owner_start = ? AND boot = ? "  # noqa: S608 - one of three words
                     "AND status = 'running'",
                     (now, pid, start, where),
                 )
@@ -265,8 +286,8 @@ class Store:
     def races(self, parent: str | None = None) -> list[RaceRow]:
         """All races, oldest first; or those that are part of a batch or of a race of several rounds."""
         rows = self.read(
-            "SELECT id, task, file, created, status, owner_pid, owner_start, boot, verdict, parent, spec FROM races "
-            "WHERE ? IS NULL OR parent = ? ORDER BY rowid",
+            "SELECT id, task, file, created, status, owner_pid, owner_start, boot, verdict, parent, spec, replay "
+            "FROM races WHERE ? IS NULL OR parent = ? ORDER BY rowid",
             (parent, parent),
         )
         return [_row(r) for r in rows]
@@ -282,11 +303,7 @@ class Store:
             raise SpecError("there is no race yet; 'race run FILE' starts one")
         if name == "last":
             return next((r for r in reversed(rows) if not r.parent), rows[-1])
-        found = [r for r in rows if r.id == name] or [r for r in rows if r.id.startswith(name)]
-        if len(found) == 1:
-            return found[0]
-        shown = ", ".join(r.id for r in (found or rows)[-10:])
-        raise SpecError(f"there {'are several races' if found else 'is no race'} {name!r}: {shown}")
+        return named(rows, name, "race")
 
     def remove(self, race: str) -> None:
         """Forget a race and its events."""
@@ -348,6 +365,37 @@ def is_fresh(beat: float, where: str) -> bool:
     return not beat or (where == boot() and steady() - beat < LEASE)
 
 
+def held(pid: int, start: str, where: str, beat: float) -> bool:
+    """Whether whoever has a lease is there, and has renewed it lately."""
+    return bool(start) and where == boot() and process_start(pid) == start and is_fresh(beat, where)
+
+
+class _Identified(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=_Identified)
+
+
+def named(rows: Sequence[Row], name: str, kind: str) -> Row:
+    """The row of an id, or of the beginning of one.
+
+    Args:
+        rows: to choose from.
+        name: the id.
+        kind: what they are, as one of them is called.
+
+    Raises:
+        SpecError: there is none, or more than one; the text lists what there is.
+    """
+    found = [r for r in rows if r.id == name] or [r for r in rows if r.id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    shown = ", ".join(r.id for r in (found or rows)[-10:])
+    raise SpecError(f"there {f'are several {kind}s' if found else f'is no {kind}'} {name!r}: {shown}")
+
+
 def _remedy(error: sqlite3.Error, otherwise: str) -> str:
     """What to do about it."""
     text = str(error)
@@ -359,7 +407,7 @@ def _remedy(error: sqlite3.Error, otherwise: str) -> str:
 
 
 def _row(row: tuple[Any, ...]) -> RaceRow:
-    race, task, file, created, status, pid, start, where, verdict, parent, spec = row
+    race, task, file, created, status, pid, start, where, verdict, parent, spec, replay = row
     alive = status == "running" and bool(start) and where in ("", boot()) and process_start(pid) == start
     if status == "running" and not alive:
         status = "interrupted"
@@ -374,4 +422,5 @@ def _row(row: tuple[Any, ...]) -> RaceRow:
         f"{pid}:{start}",
         parent,
         spec,
+        tuple(json.loads(replay)) if replay else (),
     )

@@ -114,3 +114,8 @@ def printable(text: bytes | str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in decoded
     )
+
+
+def printable_lines(text: str) -> str:
+    """Text of many lines that a sandbox printed, made safe to show."""
+    return "\n".join(printable(line.rstrip("\r")) for line in text.replace("\t", "    ").split("\n"))

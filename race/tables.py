@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the tables, kept in ``PRAGMA user_version``."""
 
 _FIRST = """
@@ -53,13 +53,25 @@ CREATE TABLE fleet_members (
 ) STRICT;
 """
 
+# Where the answers of a race come from that is a replay; and sessions: what one is asked with, and the lease of whoever
+# answers its prompt.
+_THIRD = """
+ALTER TABLE races ADD COLUMN replay TEXT;
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY, provider TEXT NOT NULL, sandbox TEXT NOT NULL, made REAL NOT NULL, workdir TEXT NOT NULL,
+    options TEXT NOT NULL, created REAL NOT NULL, status TEXT NOT NULL DEFAULT 'idle',
+    owner_pid INTEGER NOT NULL DEFAULT 0, owner_start TEXT NOT NULL DEFAULT '', boot TEXT NOT NULL DEFAULT '',
+    beat REAL NOT NULL DEFAULT 0, fence INTEGER NOT NULL DEFAULT 0
+) STRICT;
+"""
+
 
 def bring_up_to_date(db: sqlite3.Connection) -> None:
     """Make the tables, or change those of an earlier version, all or nothing."""
     db.execute("BEGIN IMMEDIATE")
     try:
         version = db.execute("PRAGMA user_version").fetchone()[0]  # another process may have been faster
-        steps = [_FIRST, _SECOND][version:]
+        steps = [_FIRST, _SECOND, _THIRD][version:]
         for statement in ";".join(steps).split(";"):
             if statement.strip():
                 db.execute(statement)

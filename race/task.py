@@ -24,3 +24,15 @@ class Task:
     protected: tuple[str, ...] = ()
     editable: tuple[str, ...] = ()
     binaries: str = "refuse"
+
+    @property
+    def rules(self) -> list[str]:
+        """What an agent is told of the files that it may not change, line by line."""
+        lines: list[str] = []
+        if self.protected:
+            lines += ["These files must stay as they are, byte for byte, or your work does not count:"]
+            lines += [f"- {pattern}" for pattern in self.protected]
+        if self.editable:
+            lines += ["Of the project, you may change, add and remove only:"]
+            lines += [f"- {pattern}" for pattern in self.editable]
+        return lines

@@ -5,10 +5,12 @@ They come from npm, at one version. Nothing of theirs runs on the host: npm only
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,16 +18,20 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import anyio
-import anyio.to_thread
 
-from race.errors import MachineError
+from race.bash import shown
+from race.errors import MachineError, SpecError
 from race.locking import locked
-from race.sandbox import Sandbox
+from race.sandbox import File, Sandbox
+from race.submission import printable_lines
 
 PLACE = "/opt/race"
 """Where tools lie inside."""
 
-_PATIENCE = 900.0
+PATIENCE = 900.0
+"""Seconds that npm may take."""
+
+_SETUP = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,11 @@ class Tool:
     def place(self) -> str:
         """Its folder inside."""
         return f"{PLACE}/{self.name}"
+
+    @property
+    def mark(self) -> str:
+        """A file inside that holds its key, once it is whole."""
+        return f"{PLACE}/{self.name}.key"
 
     @property
     def key(self) -> str:
@@ -91,13 +102,13 @@ async def install(tool: Tool, home: Path) -> Path | None:
             "or put the agent into the base yourself and name it with program"
         )
     place.parent.mkdir(parents=True, exist_ok=True)
-    async with locked(place.with_suffix(".lock"), lambda: None):
+    async with locked(place.with_suffix(".lock"), lambda: None) as lock:
         if not place.is_dir():
-            await anyio.to_thread.run_sync(_install, npm, tool, place, abandon_on_cancel=True)
+            await _install(npm, tool, place, lock)
     return place
 
 
-def _install(npm: str, tool: Tool, place: Path) -> None:
+async def _install(npm: str, tool: Tool, place: Path, lock: int) -> None:
     part = place.with_suffix(f".{os.getpid()}")
     part.mkdir()
     try:
@@ -111,31 +122,93 @@ def _install(npm: str, tool: Tool, place: Path) -> None:
             "--prefix",
             ".",
         ]
-        done = subprocess.run(  # noqa: S603 - npm, with packages that the race file's agents name
-            [*command, *tool.packages],
-            cwd=part,
-            check=False,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        if done.returncode != 0:
+        try:
+            with anyio.fail_after(PATIENCE):
+                status, said = await _run([*command, *tool.packages], part, lock)
+        except TimeoutError:
             raise MachineError(
-                f"npm cannot install {', '.join(tool.packages)} for the agent {tool.name!r}:\n{done.stderr[-2000:]}"
+                f"npm took longer than {PATIENCE:g} s to install {', '.join(tool.packages)}"
+            ) from None
+        if status != 0:
+            raise MachineError(
+                f"npm cannot install {', '.join(tool.packages)} for the agent {tool.name!r}:\n{said[-2000:]}"
             )
         part.rename(place)
-    except subprocess.TimeoutExpired:
-        raise MachineError(
-            f"npm took longer than {_PATIENCE:g} s to install {', '.join(tool.packages)}"
-        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-async def put(tool: Tool, folder: Path | None, sandbox: Sandbox) -> None:
-    """Copy what `install` unpacked into a sandbox."""
+async def _run(command: list[str], folder: Path, lock: int) -> tuple[int, str]:
+    """Run npm. However this ends, npm has ended, with all that it started.
+
+    Only where this process is killed npm lives on, and holds the lock: until it has ended, its folder is left alone.
+    """
+    said = bytearray()
+    process = await anyio.open_process(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=[lock],
+    )
+    try:
+        if process.stderr is not None:
+            async for piece in process.stderr:
+                said += piece
+        return await process.wait(), said.decode("utf-8", "replace")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with anyio.CancelScope(shield=True):
+            await process.aclose()
+
+
+async def equip(sandbox: Sandbox, tool: Tool, home: Path, *, timeout: float = _SETUP) -> None:
+    """Put a tool into a sandbox.
+
+    Args:
+        sandbox: which.
+        tool: what `install` unpacks, or what its commands install inside.
+        home: the state folder.
+        timeout: seconds for each of its commands.
+
+    Raises:
+        MachineError: see `install`.
+        SpecError: one of its commands fails.
+    """
+    await _put(sandbox, tool, await install(tool, home), timeout)
+
+
+async def _put(sandbox: Sandbox, tool: Tool, folder: Path | None, timeout: float) -> None:
     if folder is not None:
         await sandbox.upload(folder, tool.place)
+    for command in tool.setup:
+        done = await sandbox.exec(command, timeout=timeout, merge_stderr=True)
+        if done.exit_code != 0:
+            output = printable_lines(shown(done.stdout, done.stdout_bytes, 6000))
+            raise SpecError(
+                f"the agent {tool.name!r} cannot be installed in the sandbox: {command!r}\n{output}"
+            )
+    await sandbox.write([File(tool.mark.encode(), tool.key.encode())])
+
+
+async def bring(sandbox: Sandbox, agents: Iterable[object], home: Path) -> None:
+    """Put the tools of some agents into a sandbox that lacks them; errors are those of `equip`."""
+    for tool in needed(agents):
+        if await _has(sandbox, tool):
+            continue
+        folder = await install(tool, home)
+        (home / "tools").mkdir(parents=True, exist_ok=True)
+        async with locked(
+            home / "tools" / f"{tool.key}.lock", lambda: None
+        ):  # two sessions may begin at once
+            if not await _has(sandbox, tool):
+                await _put(sandbox, tool, folder, _SETUP)
+
+
+async def _has(sandbox: Sandbox, tool: Tool) -> bool:
+    try:
+        return await sandbox.read(tool.mark, limit=1000) == tool.key.encode()
+    except FileNotFoundError:
+        return False

@@ -14,8 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from race.agent import Step, TokenUsage, Trajectory
-from race.bash import BashResult
+from race.atomic import write_atomically
 from race.errors import SpecError
 
 ATIF = "ATIF-v1.7"
@@ -43,6 +45,10 @@ class Told:
     trajectory: Trajectory
 
 
+_TOLD = TypeAdapter(Told)
+_FOLDER = "trajectories"
+
+
 def keep(folder: Path, told: Told) -> None:
     """Keep a trajectory.
 
@@ -50,31 +56,22 @@ def keep(folder: Path, told: Told) -> None:
         folder: of the race.
         told: the trajectory.
     """
-    place = folder / "trajectories"
+    place = folder / _FOLDER
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (place / f"{told.attempt}.json").write_text(json.dumps(asdict(told)), "utf-8")
+    write_atomically(place / f"{told.attempt}.json", _TOLD.dump_json(told).decode())
 
 
-def kept(folder: Path, attempt: str) -> Told:
-    """A trajectory that was kept.
-
-    Raises:
-        SpecError: there is none.
-    """
+def kept(folder: Path, attempt: str) -> Told | None:
+    """A trajectory that was kept; None if it is not there or cannot be read."""
     try:
-        data: dict[str, Any] = json.loads((folder / "trajectories" / f"{attempt}.json").read_text("utf-8"))
-    except (OSError, ValueError) as e:
-        raise SpecError(f"no trajectory of {attempt!r} was kept") from e
-    made: dict[str, Any] = data.pop("trajectory")
-    steps = tuple(_step(s) for s in made.pop("steps"))
-    usage = TokenUsage(**made.pop("usage"))
-    return Told(**data, trajectory=Trajectory(steps=steps, usage=usage, **made))
+        return _TOLD.validate_json((folder / _FOLDER / f"{attempt}.json").read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
-def _step(data: dict[str, Any]) -> Step:
-    commands = tuple(BashResult(**c) for c in data.pop("commands"))
-    usage = TokenUsage(**data.pop("usage"))
-    return Step(commands=commands, usage=usage, **data)
+def attempts(folder: Path) -> list[str]:
+    """The attempts of a race whose trajectories were kept, sorted."""
+    return sorted(p.stem for p in (folder / _FOLDER).glob("*.json"))
 
 
 def jsonl(told: Told) -> Iterator[str]:

@@ -14,11 +14,23 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
+class AttemptUsage(_Value):
+    """What model calls used."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float | None = None
+    """None when it is not known."""
+
+
 class GateResult(_Value):
     """What one gate said of one attempt."""
 
     passed: bool
     reason: str = ""
+    usage: AttemptUsage | None = None
+    """Of the models that it asked, such as judges; None if it asked none."""
 
 
 class Circumstances(_Value):
@@ -81,16 +93,6 @@ class Speedup(_Value):
     low: float
     high: float
     """The ends of the 95 % interval."""
-
-
-class AttemptUsage(_Value):
-    """What an attempt's model calls used."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    cost_usd: float | None = None
-    """None when it is not known."""
 
 
 class AttemptVerdict(_Value):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
 from race.plugins import provider
+from race.sandbox import Directory, Sandbox, SandboxSpec
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -42,3 +43,17 @@ def home(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     yield place
     anyio.run(delete_all, place)
+
+
+@pytest.fixture
+async def fork(home: Path) -> AsyncIterator[Sandbox]:
+    """A sandbox with a project's folder, and nothing in it."""
+    made = provider("local", home, "test")
+    sandbox = await made.create(SandboxSpec(name="fork"))
+    try:
+        await sandbox.write([Directory(b"/app")])
+        yield sandbox
+    finally:
+        with anyio.CancelScope(shield=True):
+            await sandbox.delete()
+            await made.aclose()

@@ -5,35 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
 from race.agent import Recorder
 from race.bash import OUTPUT_CHARACTERS, Bash, BashResult, shown
 from race.errors import LimitReached, SandboxError
-from race.sandbox import Directory, SandboxSpec
-from race.sandboxes.local import LocalProvider
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
     from race.sandbox import Sandbox
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def fork(tmp_path: Path) -> AsyncIterator[Sandbox]:
-    provider = LocalProvider(tmp_path / "home")
-    sandbox = await provider.create(SandboxSpec(name="fork"))
-    try:
-        await sandbox.write([Directory(b"/app")])
-        yield sandbox
-    finally:
-        with anyio.CancelScope(shield=True):
-            await sandbox.delete()
-            await provider.aclose()
 
 
 @pytest.fixture

@@ -89,11 +89,17 @@ async def ask(
 
 @asynccontextmanager
 async def opened(
-    server: ScriptedModel, *, budget: Budget | None = None, key: str = "", steps: int = 50, **options: Any
+    server: ScriptedModel | str,
+    *,
+    budget: Budget | None = None,
+    key: str = "",
+    steps: int = 50,
+    **options: Any,
 ) -> AsyncGenerator[tuple[Line, Account]]:
     async with Gateway(**options) as gateway:
         account = gateway.account("one", Recorder(steps), budget=budget)
-        async with account.line(Upstream(server.url, key), counts_steps=True) as line:
+        url = server if isinstance(server, str) else server.url
+        async with account.line(Upstream(url, key), counts_steps=True) as line:
             yield line, account.state
 
 
@@ -403,3 +409,32 @@ def test_what_is_not_as_it_should_be_counts_as_nothing() -> None:
     assert reader.feed(b'data: {"choices": [{"finish') is False
     assert reader.feed(b'_reason": "stop"}]}\n\n') is True
     assert reader.whole
+
+
+async def test_replay_takes_the_last_conversation_and_an_answer_before_none(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    body = json.dumps(request("chat", "touch", stream=False)[1]).encode()
+
+    def exchange(number: int, answer: str, outcome: Any) -> Exchange:
+        return Exchange(
+            number,
+            "one",
+            "chat",
+            "/chat/completions",
+            "touch",
+            body,
+            200,
+            "application/json",
+            answer.encode(),
+            outcome,
+        )
+
+    record.append(exchange(1, '"of the first take"', "answered"))
+    record.begin_anew("one")
+    record.append(exchange(2, '"half', "broken off"))
+    record.append(exchange(3, '"of the second"', "answered"))
+    async with Gateway(source=Source(record)) as gateway:
+        account = gateway.account("one", Recorder(9))
+        async with account.line(Upstream("https://nowhere.invalid/v1")) as line:
+            assert await ask(line, "chat", "touch") == (200, b'"of the second"')
+    assert [e.number for e in record.read("one")] == [1, 2, 3]  # all that was paid is still counted

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
+from race_agents.acp import Acp
 
 from race.plugins import agent as make_agent
-from race.testing import Script, ScriptedModel
-from race.tools import install, needed
-from tests.conftest import delete_all
+from race.plugins import provider
+from race.sandbox import Directory, SandboxSpec
+from race.session import Session
+from race.testing import Script, ScriptedModel, Turn
+from race.tools import needed
+from tests.npm import fetch, state_folder
 from tests.racing import run
 from tests.test_race_with_agents import KEY, counts, race_on_primes
 from tests.test_race_with_models import FASTER
@@ -21,7 +24,6 @@ pytestmark = [
     pytest.mark.agents,
     pytest.mark.anyio,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not there: install Node.js 20 or newer"),
 ]
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo A sieve."
@@ -34,12 +36,16 @@ AGENTS = {"opencode": {"agent": "acp", "use": "opencode"}, "gemini": {"agent": "
 AGENTS |= {"qwen": {"agent": "acp", "use": "qwen"}, "mini": {"agent": "mini"}}
 
 
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    yield from state_folder(tmp_path / "home")
+
+
 @pytest.mark.parametrize("name", sorted(AGENTS))
 async def test_it_wins_a_race_and_is_ended_by_its_budget(
-    name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANTED_KEY", KEY)
-    state = Path(os.environ.get("RACE_TEST_TOOLS") or home)
     with ScriptedModel(SCRIPTS) as server:
         given = {**AGENTS[name], "base_url": server.url, "api_key_env": "PLANTED_KEY", "time_limit": 120}
         good = "submit" if name == "mini" else "sieve"
@@ -52,13 +58,26 @@ async def test_it_wins_a_race_and_is_ended_by_its_budget(
                 "base": spec.base.model_copy(update={"network": spec.base.network.model_copy(update=network)})
             }
         )
-        for tool in needed([make_agent(spec, 0)]):
-            await install(tool, state)
+        await anyio.to_thread.run_sync(fetch, state, needed([make_agent(spec, 0)]))
         verdict = await run(state, spec)
         counts(verdict, server)
     by_name = {a.name: a for a in verdict.attempts}
     assert by_name["good"].outcome == "done", by_name["good"].reasons
     assert by_name["busy"].outcome == "budget", by_name["busy"].reasons
     assert verdict.status == "won", [a.reasons for a in verdict.attempts]
-    if state != home:
-        await anyio.to_thread.run_sync(anyio.run, delete_all, state)
+
+
+@pytest.mark.parametrize("use", ["gemini", "opencode"])
+async def test_a_session_goes_on_where_it_was(use: str, state: Path) -> None:
+    await anyio.to_thread.run_sync(fetch, state, Acp(Acp.Options(use=use)).tools())
+    made = provider("local", state, "test")
+    sandbox = await made.create(SandboxSpec("place", network="none"))
+    await sandbox.write([Directory(b"/app")])
+    scripts = {"two": Script(("echo one > one.txt", Turn("First."), "cat one.txt"), "Second.")}
+    async with ScriptedModel(scripts) as server:
+        given = {"use": use, "model": "two", "base_url": server.url, "api_key_env": ""}
+        async with Session.open("place", home=state, agent="acp", workdir="/app", **given) as session:
+            said = [(await session.prompt(text)).trajectory for text in ("Begin.", "Go on with it.")]
+    assert [t.message for t in said if t] == ["First.", "Second."]
+    with anyio.CancelScope(shield=True):
+        await made.aclose()

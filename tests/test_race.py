@@ -325,6 +325,6 @@ async def test_the_verdict_as_json_has_the_keys_of_the_contract(folder: Path, ho
     }  # fmt: skip
     assert set(attempt["speedup"]) >= {"vs_base", "low", "high"}
     assert set(attempt["usage"]) >= {"input_tokens", "output_tokens", "cost_usd"}
-    assert attempt["gates"]["integrity"] == {"passed": True, "reason": ""}
+    assert attempt["gates"]["integrity"] == {"passed": True, "reason": "", "usage": None}
     assert set(attempt["metrics"]["benchmark"]) >= {"value", "unit", "samples"}
     assert set(data["base"]["metrics"]["benchmark"]) >= {"value", "unit", "samples"}

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from race.plugins import agent as make_agent
+from race.agent_inside import InsideOptions
+from race.gateway import Record, Source
+from race.plugins import find
 from race.spec import RaceSpec, from_data
 from race.testing import Script, ScriptedModel
-from race.tools import install, needed
+from race.tools import needed
 from race.verdict import Verdict
-from tests.conftest import delete_all
+from tests.npm import fetch, state_folder
 from tests.racing import run
 from tests.test_race_with_models import FASTER, PRIMES
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not there: install Node.js 20 or newer"),
-    pytest.mark.timeout(300),  # npm may have to fetch 860 MB the first time
-]
+pytestmark = pytest.mark.timeout(300)  # npm may have to fetch 860 MB the first time
 
 KEY = "sk-planted-secret-4711"
 AGENTS = ("codex", "claude", "pi")
@@ -41,11 +38,10 @@ SCRIPTS = {
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A state folder for this module: what is fetched and prepared serves all its tests."""
-    place = Path(os.environ.get("RACE_TEST_TOOLS") or tmp_path_factory.mktemp("agents"))
-    place.mkdir(exist_ok=True)
-    yield place
-    anyio.run(delete_all, place)
+    """A state folder for a module: what is fetched and prepared serves all its tests."""
+    for place in state_folder(tmp_path_factory.mktemp("agents")):
+        fetch(place, needed(find("agents", name, "test")(InsideOptions()) for name in AGENTS))
+        yield place
 
 
 def race_on_primes(folder: Path, entries: list[dict[str, Any]], **tables: Any) -> RaceSpec:
@@ -76,15 +72,12 @@ def counts(verdict: Verdict, server: ScriptedModel) -> None:
 
 
 @pytest.mark.anyio
-async def test_codex_claude_and_pi_race_and_one_wins(
+async def test_codex_claude_and_pi_race_and_one_wins_and_the_race_can_be_replayed(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANTED_KEY", KEY)
     with ScriptedModel(SCRIPTS, price=(1e-6, 5e-6)) as server:
         spec = race_on_primes(tmp_path / "primes", [entry(a, "sieve", server) for a in AGENTS])
-        for index in range(len(AGENTS)):
-            for tool in needed([make_agent(spec, index)]):
-                await install(tool, shared)
         verdict = await run(shared, spec)
         counts(verdict, server)
         assert {
@@ -99,6 +92,17 @@ async def test_codex_claude_and_pi_race_and_one_wins(
         assert attempt.steps == 4
         assert attempt.speedup is not None
         assert attempt.speedup.vs_base > 2
+    # The server is gone, and so is the key: what the models say comes from the record.
+    monkeypatch.delenv("PLANTED_KEY")
+    record = Record(shared / "races" / verdict.race / "exchanges")
+    again = await run(shared, spec, replay=Source(record))
+    for before, after in zip(verdict.attempts, again.attempts, strict=True):
+        assert (after.outcome, after.message, after.usage) == ("done", "A sieve.", before.usage), (
+            after.reasons
+        )
+        assert after.patch is not None
+        assert before.patch is not None
+        assert Path(after.patch).read_bytes() == Path(before.patch).read_bytes()
 
 
 @pytest.mark.anyio

@@ -12,15 +12,20 @@ import types
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from race.batch_spec import batch_from_data
 from race.cli.app import app
 from race.cli.app import run as run_command
 from race.cli.sandboxes import app as sandboxes_app
+from race.cli.sessions import app as sessions_app
 from race.fleet import fleets
+from race.sandbox import Sandbox
 from race.spec import from_data
+from race.testing import Script, ScriptedModel, Turn
 from tests.racing import project, run, script, spec
 
 README = Path(__file__).parent.parent / "README.md"
@@ -107,13 +112,34 @@ def test_the_demo_is_there() -> None:
     assert (README.parent / path[1]).is_file()
 
 
+@pytest.mark.anyio
+async def test_the_session_converses(
+    fork: Sandbox, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = [b for b in blocks("python") if "Session.open" in b]
+    async with ScriptedModel({"gpt-5.5-codex": Script((Turn("It is."),), "Mended.")}) as server:
+        monkeypatch.setenv("RACE_HOME", str(home))
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-it")
+        made: dict[str, Any] = {"__name__": "readme"}
+        # The agent of our own, which needs nothing from a registry.
+        exec(compile(block.replace('"codex"', '"openai"'), str(README), "exec"), made)  # noqa: S102 - our own README
+        await made["converse"](fork.name)
+    assert capsys.readouterr().out.startswith("2 answered Mended.\n['session.kept', 'session.asking'")
+
+
+def _commands(app: typer.Typer) -> list[str]:
+    return sorted(c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands)
+
+
 def test_commands_and_plugins_are_all_named() -> None:
     top = [c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands if not c.hidden]
     named = re.findall(r"race ([a-z]+)", TEXT)
     assert set(top) <= set(named)
     (line,) = re.findall(r"`race sandbox ([a-z\\|]+)`", TEXT)
-    inner = [c.name or getattr(c.callback, "__name__", "") for c in sandboxes_app.registered_commands]
-    assert sorted(line.replace("\\", "").split("|")) == sorted(inner)
+    assert sorted(line.replace("\\", "").split("|")) == _commands(sandboxes_app)
+    (line,) = re.findall(r"`race session ([a-z\\|]+)`", TEXT)
+    assert sorted(line.replace("\\", "").split("|")) == _commands(sessions_app)
     for group in ("race.agents", "race.scorers"):
         for point in entry_points(group=group):
             assert f"| `{point.name}` |" in TEXT, point.name

@@ -58,6 +58,7 @@ async def test_a_race_is_replayed_without_a_key_and_without_a_server(tmp_path: P
     assert "holds no answer to request 1 of 'half'" in refused.attempts[0].reasons[0]
     told = kept(store.folder(first.race), "half")
     store.close()
+    assert told is not None
     assert [c.command for s in told.trajectory.steps for c in s.commands] == list(SCRIPTS["half"].commands)
     _check_atif(atif(told))
     lines = [json.loads(line) for line in jsonl(told)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,17 +10,16 @@ import anyio
 from pydantic import Field, model_validator
 
 from race.acp import Connection
+from race.agent_events import ran, table, tables, text_of
 from race.agent_inside import (
     GRACE,
-    HOME,
     InsideOptions,
+    Server,
     briefing,
     check,
+    filled,
     first_that_runs,
-    ran,
-    table,
-    tables,
-    text_of,
+    home,
     upstream,
 )
 from race.errors import AgentError, ModelError
@@ -36,10 +34,9 @@ if TYPE_CHECKING:
     from race.agent import AgentContext, Trajectory
     from race.bash import Bash
     from race.gateway import Line, Upstream
+    from race.memory import Memory
     from race.sandbox import Entry
     from race.task import Task
-
-_PLACES = re.compile(r"\{(model|base_url|url|token|workdir|home)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +47,7 @@ class _Known:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     files: Mapping[str, str] = field(default_factory=dict[str, str])
-    url_env: str = "OPENAI_BASE_URL"
-    url: str = "https://api.openai.com/v1"
-    key_env: str = "OPENAI_API_KEY"
-    style: KeyStyle = "bearer"
+    server: Server = field(default_factory=Server)
 
 
 _OPENCODE = {
@@ -98,10 +92,12 @@ KNOWN: Mapping[str, _Known] = {
                 {"security": {"auth": {"selectedType": "gemini-api-key"}}}
             )
         },
-        "GOOGLE_GEMINI_BASE_URL",
-        "https://generativelanguage.googleapis.com/v1beta",
-        "GEMINI_API_KEY",
-        "x-goog-api-key",
+        Server(
+            "https://generativelanguage.googleapis.com/v1beta",
+            "GOOGLE_GEMINI_BASE_URL",
+            "GEMINI_API_KEY",
+            "x-goog-api-key",
+        ),
     ),
     "qwen": _Known(
         "@qwen-code/qwen-code@0.15.10",
@@ -170,6 +166,13 @@ class Acp:
 
     async def run(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
         """Let it work until it ends its turn, or a limit is reached."""
+        return await self._work(task, bash, context)
+
+    async def converse(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        """Go on with the conversation, if the agent offers to load one (``session/load``)."""
+        return await self._work(task, bash, context)
+
+    async def _work(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
         account = context.models.state
         heard = _Heard(bash, context)
         stop = ""
@@ -189,7 +192,17 @@ class Acp:
                     group.start_soon(connection.listen)
                     group.start_soon(close)
                     try:
-                        stop = await _converse(connection, bash.workdir, briefing(task, context))
+                        thread, loaded = await _thread(connection, bash.workdir, context.memory)
+                        heard.listening = True
+                        prompt = task.prompt if loaded else briefing(task, context)
+                        said = [{"type": "text", "text": prompt}]
+                        ended = await connection.ask("session/prompt", sessionId=thread, prompt=said)
+                        stop = str(ended.get("stopReason", ""))
+                        if context.memory is not None:
+                            context.memory.keep({"thread": thread, "ended": True})
+                            running.send_end()
+                            with anyio.move_on_after(GRACE):  # it may still have to write down what was said
+                                await running.ended.wait()
                     except AgentError as e:
                         problem = e
                     group.cancel_scope.cancel()
@@ -201,43 +214,48 @@ class Acp:
         return context.recorder.trajectory(heard.message, "refused" if stop == "refusal" else "done")
 
     def _upstream(self) -> Upstream:
-        k = self._known or _Known("", (), style=self.options.key_style)
-        return upstream(self.options, url_env=k.url_env, url=k.url, key_env=k.key_env, style=k.style)
+        server = self._known.server if self._known is not None else Server(style=self.options.key_style)
+        return upstream(self.options, server)
 
     def _filled(
         self, line: Line, bash: Bash, context: AgentContext
     ) -> tuple[list[str], dict[str, str], list[Entry]]:
         o, known = self.options, self._known or _Known("", ())
-        values = {
-            "model": context.model or "",
-            "base_url": line.base_url,
-            "url": line.url,
-            "token": line.token,
-            "workdir": bash.workdir,
-            "home": HOME,
-        }
-
-        def fill(text: str) -> str:
-            return _PLACES.sub(lambda m: values[m[1]], text)
-
+        fill = filled(line, bash, context)
         argv = [*known.argv, *o.argv]
         if o.program:
             argv[0] = o.program
-        env = {"HOME": HOME, **{k: fill(v) for k, v in {**known.env, **o.env}.items()}}
-        files: list[Entry] = [Directory(HOME.encode())]
+        place = home(context)
+        env = {"HOME": place, **{k: fill(v) for k, v in {**known.env, **o.env}.items()}}
+        files: list[Entry] = [Directory(place.encode())]
         texts = {**known.files, **o.files}
         files += [File(fill(p).encode(), fill(text).encode(), 0o600) for p, text in texts.items()]
         return [fill(a) for a in (*argv, *o.args)], env, files
 
 
-async def _converse(connection: Connection, workdir: str, prompt: str) -> str:
-    """One session with one prompt. Returns why the turn ended."""
+async def _thread(connection: Connection, workdir: str, memory: Memory | None) -> tuple[str, bool]:
+    """The agent's id of the conversation to go on with, and whether that is an old one, which it has loaded."""
     can = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
-    await connection.ask("initialize", protocolVersion=1, clientCapabilities=can)
-    session = await connection.ask("session/new", cwd=workdir, mcpServers=[])
-    said = [{"type": "text", "text": prompt}]
-    ended = await connection.ask("session/prompt", sessionId=session.get("sessionId"), prompt=said)
-    return str(ended.get("stopReason", ""))
+    offered = await connection.ask("initialize", protocolVersion=1, clientCapabilities=can)
+    if memory is not None and not table(offered.get("agentCapabilities")).get("loadSession"):
+        raise AgentError(
+            "it starts anew with every prompt (it does not offer session/load), so it has no sessions"
+        )
+    kept = [table(e) for e in memory.entries] if memory is not None else []
+    if kept:
+        thread = str(kept[-1].get("thread"))
+        try:
+            await connection.ask("session/load", sessionId=thread, cwd=workdir, mcpServers=[])
+        except AgentError:
+            if any(e.get("ended") for e in kept):
+                raise
+        else:
+            return thread, True
+    made = await connection.ask("session/new", cwd=workdir, mcpServers=[])
+    thread = str(made.get("sessionId"))
+    if memory is not None:
+        memory.keep({"thread": thread, "ended": False})
+    return thread, False
 
 
 class _Heard:
@@ -245,12 +263,15 @@ class _Heard:
 
     def __init__(self, bash: Bash, context: AgentContext) -> None:
         self.message = ""
+        self.listening = False  # what comes while an old conversation is loaded was heard before
         self._bash = bash
         self._recorder = context.recorder
         self._pieces: list[str] = []
         self._asked: dict[str, str] = {}
 
     def update(self, update: dict[str, Any]) -> None:
+        if not self.listening:
+            return
         kind = update.get("sessionUpdate")
         if kind == "agent_message_chunk":
             content = table(update.get("content"))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import anyio
 from pydantic import Field, field_validator
 
-from race.agent_inside import GRACE, HOME, InsideOptions, briefing, upstream
+from race.agent_inside import HOME, InsideOptions, Server, briefing, execute, filled, upstream
 from race.errors import AgentError, ModelError
 from race.gateway.upstream import KeyStyle
 from race.sandbox import Directory, File
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from race.sandbox import Entry, ExecResult
     from race.task import Task
 
-_PLACES = re.compile(r"\{(prompt|prompt_file|model|base_url|url|token|workdir|home)\}")
 _SHOWN = 500
 
 
@@ -99,57 +97,19 @@ class Command:
         return context.recorder.trajectory(self._last_words(output))
 
     def _upstream(self) -> Upstream:
-        o = self.options
-        return upstream(
-            o,
-            url_env="OPENAI_BASE_URL",
-            url="https://api.openai.com/v1",
-            key_env="OPENAI_API_KEY",
-            style=o.key_style,
-        )
+        return upstream(self.options, Server(style=self.options.key_style))
 
     async def _execute(self, task: Task, bash: Bash, context: AgentContext, line: Line) -> ExecResult | None:
-        values = {
-            "prompt": briefing(task, context),
-            "prompt_file": f"{HOME}/prompt.txt",
-            "model": context.model or "",
-            "base_url": line.base_url,
-            "url": line.url,
-            "token": line.token,
-            "workdir": bash.workdir,
-            "home": HOME,
-        }
-
-        def fill(text: str) -> str:
-            return _PLACES.sub(lambda m: values[m[1]], text)
-
-        files: list[Entry] = [
-            Directory(HOME.encode()),
-            File(f"{HOME}/prompt.txt".encode(), values["prompt"].encode()),
-        ]
+        prompt = briefing(task, context)
+        values = {"prompt": prompt, "prompt_file": f"{HOME}/prompt.txt"}
+        fill = filled(line, bash, context, values)
+        files: list[Entry] = [Directory(HOME.encode()), File(f"{HOME}/prompt.txt".encode(), prompt.encode())]
         files += [
             File(fill(p).encode(), fill(text).encode(), 0o600) for p, text in self.options.files.items()
         ]
         await bash.sandbox.write(files)
-        done: list[ExecResult] = []
-
-        async def execute() -> None:
-            done.append(
-                await bash.sandbox.exec(
-                    [fill(a) for a in self.options.argv],
-                    cwd=bash.workdir,
-                    env={"HOME": HOME, **{k: fill(v) for k, v in self.options.env.items()}},
-                    merge_stderr=True,
-                )
-            )
-            group.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(execute)
-            await context.models.state.closed.wait()
-            await anyio.sleep(GRACE)
-            group.cancel_scope.cancel()
-        return done[0] if done else None
+        env = {"HOME": HOME, **{k: fill(v) for k, v in self.options.env.items()}}
+        return await execute([fill(a) for a in self.options.argv], bash, context, env)
 
     def _last_words(self, output: str) -> str:
         if self.options.message:

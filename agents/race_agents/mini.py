@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-import anyio
-
-from race.agent_inside import GRACE, HOME, InsideOptions, briefing, check, ran, upstream
+from race.agent_events import ran
+from race.agent_inside import HOME, InsideOptions, Server, briefing, check, execute, upstream
 from race.errors import AgentError, ModelError, SandboxError
 from race.sandbox import Directory
 from race.tools import Tool
@@ -62,9 +61,7 @@ class Mini:
         raise AgentError(f"mini ended as {info.get('exit_status') or 'nothing'!r}: {said[-500:]}")
 
     def _upstream(self) -> Upstream:
-        return upstream(
-            self.options, url_env="OPENAI_BASE_URL", url="https://api.openai.com/v1", key_env="OPENAI_API_KEY"
-        )
+        return upstream(self.options, Server())
 
     async def _execute(self, task: Task, bash: Bash, context: AgentContext, line: Line) -> str:
         await bash.sandbox.write([Directory(HOME.encode())])
@@ -88,19 +85,8 @@ class Mini:
             "LITELLM_LOCAL_MODEL_COST_MAP": "true",
             **self.options.env,
         }
-        said: list[bytes] = []
-
-        async def execute() -> None:
-            done = await bash.sandbox.exec(argv, cwd=bash.workdir, env=env, merge_stderr=True)
-            said.append(done.stdout)
-            group.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(execute)
-            await context.models.state.closed.wait()
-            await anyio.sleep(GRACE)
-            group.cancel_scope.cancel()
-        return b"".join(said).decode("utf-8", "replace")
+        done = await execute(argv, bash, context, env)
+        return done.stdout.decode("utf-8", "replace") if done else ""
 
 
 async def _told(bash: Bash) -> dict[str, Any]:

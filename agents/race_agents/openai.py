@@ -12,33 +12,21 @@ from urllib.parse import urlsplit
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from race.chat import Chat, ConversationTooLong, Message
+from race.chat import PUBLIC_URL, Chat, ConversationTooLong, Message
+from race.conversation import Conversation
 from race.errors import SpecError
 from race.gateway import Upstream
 from race.replies import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from race.agent import AgentContext, Recorder, Trajectory
+    from race.agent import AgentContext, Trajectory
     from race.bash import Bash
     from race.gateway import Line
     from race.replies import ToolCall
     from race.task import Task
 
-PUBLIC_URL = "https://api.openai.com/v1"
-"""Where a call goes if neither the entry nor the environment says so."""
-
 IDLE_TURNS = 3
 """How many turns in a row may bring nothing that can be run or believed, until the attempt is ended."""
-
-KEPT = 4
-"""Messages at the end of a conversation that are never cut."""
-
-FEWEST_TURNS = 4
-"""A conversation with fewer turns is not cut any more."""
-
-LEFT_OUT = "(left out to make room; run the command again if you need it)"
 
 QUOTED = 300
 """Characters of a call that is not right which are quoted to the model."""
@@ -46,7 +34,12 @@ QUOTED = 300
 PREAMBLE = (
     "You work on a software project in a Linux sandbox of your own. Nobody is there to answer questions."
 )
-"""How the system prompt begins, unless the entry says it otherwise."""
+"""How the system prompt begins in a race, unless the entry says it otherwise."""
+
+PREAMBLE_OF_SESSIONS = (
+    "You work on a software project in a Linux sandbox; whoever asks may ask for more after your answer."
+)
+"""How it begins in a session."""
 
 BASH_TOOL: JsonValue = {
     "type": "function",
@@ -145,21 +138,40 @@ class OpenAI:
             ModelError: the model cannot be reached, or does not answer.
             LimitReached: the attempt has had all its steps.
         """
+        return await self._work(self._opening(task, bash, context), bash, context)
+
+    async def converse(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
+        """Go on with the conversation that its memory holds.
+
+        A turn that was interrupted stays in it, and its calls without a result say so; nothing of it is asked again.
+        """
+        talk = Conversation(context.memory)
+        if talk.messages:
+            talk.mend()
+            talk.add(Message("user", task.prompt))
+        else:
+            talk.add(*self._opening(task, bash, context).messages)
+        return await self._work(talk, bash, context)
+
+    def _opening(self, task: Task, bash: Bash, context: AgentContext) -> Conversation:
+        rules = Message("system", self._rules(task, bash, context))
+        return Conversation(None, [rules, Message("user", _request(task, context))])
+
+    async def _work(self, talk: Conversation, bash: Bash, context: AgentContext) -> Trajectory:
         record = context.recorder
         deadline = anyio.current_time() + context.time_limit
-        messages = [
-            Message("system", self._rules(task, bash, context)),
-            Message("user", _request(task, context)),
-        ]
         idle = 0
         async with (
             context.models.line(self._upstream(), busy_retries=self.options.max_retries) as line,
             self._chat(context, line) as chat,
         ):
+            chat.recall(c for m in talk.messages for c in m.calls)
 
             async def ask() -> _Turn:
                 try:
-                    return _Turn(await chat.ask(messages, extra=self._fields(context), deadline=deadline))
+                    return _Turn(
+                        await chat.ask(talk.messages, extra=self._fields(context), deadline=deadline)
+                    )
                 except ConversationTooLong as e:
                     return _Turn(None, str(e))
 
@@ -168,32 +180,33 @@ class OpenAI:
                 turn = await context.journal.once(ask, _Turn)
                 reply = turn.reply
                 if reply is None:
-                    messages = _cut_down(messages, turn, record)
+                    record.say(f"[{talk.cut(turn.too_long)}]")
                     continue
-                chat.recall(reply)
+                chat.recall(reply.calls)
                 if reply.text:
                     record.say(reply.text)
                 if reply.finish == "refused":
+                    talk.add(Message("assistant", reply.text))
                     return record.trajectory(reply.text, "refused")
                 if problem := self._problem(reply):
                     record.say(f"[{problem}]")
+                    talk.add(Message("assistant", reply.text), Message("user", problem))
                     idle += 1
                     if idle == IDLE_TURNS:
                         last_words = f"ended after {idle} turns in a row with nothing to run: {problem}"
                         return record.trajectory(last_words, "budget" if self._cut(reply) else "done")
-                    messages += [Message("assistant", reply.text), Message("user", problem)]
                     continue
                 if not reply.calls:
+                    talk.add(Message("assistant", reply.text, carried=reply.carried))
                     return record.trajectory(reply.text)
                 idle = 0
                 orders = [_understood(call) for call in reply.calls]
-                said = Message("assistant", reply.text, [o.call for o in orders], carried=reply.carried)
-                messages.append(said)
+                talk.add(Message("assistant", reply.text, [o.call for o in orders], carried=reply.carried))
                 for order in orders:
                     if order.problem:
                         record.say(f"[{order.problem}]")
                     answer = order.problem or (await bash(order.command)).text
-                    messages.append(Message("tool", answer, answers=order.call.id))
+                    talk.add(Message("tool", answer, answers=order.call.id))
 
     async def resume(self, task: Task, bash: Bash, context: AgentContext) -> Trajectory:
         """Go on with the conversation; the model is asked nothing that it has answered already."""
@@ -235,22 +248,16 @@ class OpenAI:
         return Upstream(self._base_url(), self.options.api_key_env)
 
     def _rules(self, task: Task, bash: Bash, context: AgentContext) -> str:
-        lines = [
-            PREAMBLE if self.options.system_prompt is None else self.options.system_prompt,
-            "",
-            f"The project is in {task.workdir}. You are judged by what is changed there when you end.",
-        ]
-        if task.protected:
-            lines += ["These files must stay as they are, byte for byte, or your work does not count:"]
-            lines += [f"- {pattern}" for pattern in task.protected]
-        if task.editable:
-            lines += ["Of the project, you may change, add and remove only:"]
-            lines += [f"- {pattern}" for pattern in task.editable]
+        given, racing = self.options.system_prompt, context.memory is None
+        preamble = PREAMBLE if racing else PREAMBLE_OF_SESSIONS
+        judged = " You are judged by what is changed there when you end." if racing else ""
+        lines = [preamble if given is None else given, "", f"The project is in {task.workdir}.{judged}"]
+        lines += task.rules
         turns = context.recorder.max_steps
         lines += [
             "",
             f"Your tool is bash; a command may take {bash.timeout:g} seconds.",
-            f"You have {turns} turns and {context.time_limit:g} seconds; what is changed by then counts.",
+            f"You have {turns} turns and {context.time_limit:g} seconds{'; what is changed by then counts' * racing}.",
             "A turn without a call of bash ends your work. Take it when you are done, and say what you did.",
         ]
         return "\n".join(lines)
@@ -322,49 +329,6 @@ def _understood(call: ToolCall) -> _Order:
     return _Order(
         replace(call, arguments=None), problem=f"Not run: {problem}\nCall bash with arguments like {example}"
     )
-
-
-def shortened(messages: Sequence[Message]) -> tuple[list[Message] | None, str]:
-    """A conversation that takes less of the model's window and that the model still understands.
-
-    First the longer half of the older results of commands goes, each with a word in its place; when there is none left,
-    the older half of the turns, with a word to the model. What is asked of it stays, and so do the last turns.
-
-    Returns:
-        The conversation, or None if nothing is left to cut; and what was done, as a sentence.
-    """
-    old = [i for i, m in enumerate(messages[:-KEPT]) if m.role == "tool" and len(m.text) > len(LEFT_OUT)]
-    if old:
-        longest = sorted(old, key=lambda i: len(messages[i].text), reverse=True)[: (len(old) + 1) // 2]
-        made = [replace(m, text=LEFT_OUT) if i in longest else m for i, m in enumerate(messages)]
-        return (
-            made,
-            f"the conversation outgrew the model; {len(longest)} outputs of earlier commands were left out",
-        )
-    turns = [i for i, m in enumerate(messages) if m.role == "assistant"]
-    if len(turns) < FEWEST_TURNS:
-        return None, ""
-    begin = turns[len(turns) // 2]
-    note = f"{len(turns) // 2} earlier turns of yours were left out to make room. What you changed is still there."
-    first = next(i for i in turns)
-    return [
-        *messages[:first],
-        Message("user", note),
-        *messages[begin:],
-    ], f"the conversation outgrew the model; {note}"
-
-
-def _cut_down(messages: Sequence[Message], turn: _Turn, record: Recorder) -> list[Message]:
-    """The conversation after the server said that it is too long.
-
-    Raises:
-        ConversationTooLong: nothing is left to cut.
-    """
-    shorter, note = shortened(messages)
-    if shorter is None:
-        raise ConversationTooLong("budget", turn.too_long)
-    record.say(f"[{note}]")
-    return shorter
 
 
 def _request(task: Task, context: AgentContext) -> str:

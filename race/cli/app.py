@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from race.cli import batches, exports, fleets, machine, measure, races, sandboxes
+from race.cli import batches, exports, fleets, machine, measure, races, sandboxes, sessions
 from race.cli.running import INTERRUPTED, InterruptedRunError, status_of, tell
 from race.errors import RaceError
 
@@ -52,6 +52,7 @@ measure.register(app)
 machine.register(app)
 app.add_typer(sandboxes.app, name="sandbox")
 app.add_typer(fleets.app, name="fleet")
+app.add_typer(sessions.app, name="session")
 
 
 def main() -> None:

@@ -15,11 +15,12 @@ from race.cli.progress import Progress
 from race.cli.report import report
 from race.cli.running import NO_WINNER, exiting, run_async, tell
 from race.errors import SpecError
-from race.gateway import Record, Source
+from race.gateway import Source
 from race.home import home
+from race.runner import spec_of
 from race.spec import load
 from race.store import Store
-from race.trajectories import Told, atif, jsonl, kept, send, span
+from race.trajectories import Told, atif, attempts, jsonl, kept, send, span
 from race.verdict import Verdict
 
 RaceName = Annotated[
@@ -72,33 +73,36 @@ def _trajectories(name: str, attempt: str) -> list[Told]:
     row = store.race(name)
     folder = store.folder(row.id)
     store.close()
-    if attempt:
-        return [kept(folder, attempt)]
-    names = sorted(p.stem for p in (folder / "trajectories").glob("*.json"))
+    names = attempts(folder)
     if not names:
         raise SpecError(f"no trajectory of {row.id} was kept")
-    return [kept(folder, n) for n in names]
+    if attempt and attempt not in names:
+        raise SpecError(f"no trajectory of {attempt!r} was kept; there are: {', '.join(names)}")
+    found = [kept(folder, n) for n in ([attempt] if attempt else names)]
+    return [t for t in found if t is not None]
 
 
 def replay(
     name: RaceName = "last",
     file: Annotated[
-        Path | None, typer.Option("--file", help="The race file; default: the one that it was run from.")
+        Path | None,
+        typer.Option("--file", help="Another race file; default: the one that it was run from, as it was."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")] = False,
 ) -> int:
     """Run a race again with the recorded answers of its models: without a key, and without asking anybody."""
     store = Store(home())
     row = store.race(name)
-    folder = store.folder(row.id) / "exchanges"
+    folders = [str(store.folder(r) / "exchanges") for r in (row.id, *(r.id for r in store.races(row.id)))]
     store.close()
-    if not folder.is_dir():
+    if not any(Path(f).is_dir() for f in folders):
         raise SpecError(f"no model was asked in {row.id}; there is nothing to replay")
-    spec = load(file or row.file)
+    source = Source.of(folders)
+    spec = load(file) if file is not None else spec_of(row)
     with Progress(Console(stderr=True)) as show_event:
 
         async def work() -> Verdict:
-            return await race.run(spec, on_event=show_event, replay=Source(Record(folder)))
+            return await race.run(spec, on_event=show_event, replay=source)
 
         verdict = run_async(work)
     if as_json:

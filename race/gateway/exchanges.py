@@ -80,6 +80,9 @@ class Exchange:
             raise ValueError(f"this is no exchange: {e}") from e
 
 
+_ANEW = '{"begins": "anew"}'
+
+
 class Record:
     """Where a race's exchanges are kept: a file for each attempt.
 
@@ -92,24 +95,39 @@ class Record:
 
     def append(self, exchange: Exchange) -> None:
         """Keep one. It is in the file when this returns, though perhaps not yet on the disk."""
+        self._append(exchange.attempt, exchange.line())
+
+    def begin_anew(self, attempt: str) -> None:
+        """An attempt is started anew: what comes now is another conversation."""
+        self._append(attempt, _ANEW)
+
+    def _append(self, attempt: str, line: str) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self.folder / f"{exchange.attempt}.jsonl").open("ab+") as file:
+        with (self.folder / f"{attempt}.jsonl").open("ab+") as file:
             # A kill may have cut the line before, which must not take this one with it.
             cut = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
-            file.write((b"\n" if cut else b"") + exchange.line().encode() + b"\n")
+            file.write((b"\n" if cut else b"") + line.encode() + b"\n")
 
     def read_all(self) -> Iterator[Exchange]:
         """Those of all attempts."""
         for path in sorted(self.folder.glob("*.jsonl")):
             yield from self.read(path.stem)
 
-    def read(self, attempt: str) -> Iterator[Exchange]:
-        """Those of an attempt, in the order of their ends. A line that was cut by a kill is left out."""
+    def read(self, attempt: str, *, last: bool = False) -> Iterator[Exchange]:
+        """Those of an attempt, in the order of their ends. A line that was cut by a kill is left out.
+
+        Args:
+            attempt: whose.
+            last: only those since it was started anew for the last time.
+        """
         try:
             text = (self.folder / f"{attempt}.jsonl").read_text("utf-8")
         except FileNotFoundError:
             return
-        for line in text.split("\n"):
+        lines = text.split("\n")
+        if last and _ANEW in lines:
+            lines = lines[len(lines) - lines[::-1].index(_ANEW) :]
+        for line in lines:
             try:
                 yield Exchange.from_line(line)
             except ValueError:

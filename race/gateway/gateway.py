@@ -98,6 +98,7 @@ class Gateway:
         name: str,
         recorder: Recorder,
         *,
+        whose: str = "the attempt",
         budget: Budget | None = None,
         seed: int = 0,
         deadline: float = float("inf"),
@@ -107,16 +108,22 @@ class Gateway:
         Args:
             name: of the attempt.
             recorder: where its usage goes.
+            whose: the attempt, as it stands in a sentence.
             budget: of the attempt.
             seed: spreads its waits.
             deadline: when it ends, a time of ``anyio.current_time``.
         """
-        purse = Purse("the attempt", budget or Budget())
+        purse = Purse(whose, budget or Budget())
         account = Account(name, purse, self.purse, recorder, seed, deadline)
         if self._record is not None:
             account.recall(self._record.read(name))
             account.on_exchange = self._record.append
         return GatewayAccount(self, account)
+
+    def begin_anew(self, name: str) -> None:
+        """An attempt is started anew, with another conversation."""
+        if self._record is not None:
+            self._record.begin_anew(name)
 
     def limiter(self, upstream: Upstream) -> Limiter:
         """The one limiter of all requests to a server."""

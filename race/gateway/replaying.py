@@ -11,14 +11,22 @@ import hashlib
 import json
 import re
 from collections import defaultdict, deque
+from collections.abc import Iterable
+from pathlib import Path
 from typing import cast
 
 from pydantic import JsonValue
 
+from race.errors import SpecError
 from race.gateway.exchanges import Exchange, Record
 from race.gateway.protocols import Asked, Endpoint, Name, asked
 
-_VARIES = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\d+")
+_DAYS = "(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
+_MONTHS = (
+    "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|"
+    "Nov(?:ember)?|Dec(?:ember)?)"
+)
+_VARIES = re.compile(rf"[0-9a-f]{{8}}-[0-9a-f-]{{27}}|\b[0-9a-f]{{16,}}\b|\d+|\b{_DAYS}\b|\b{_MONTHS}\b")
 _IDS = frozenset({"id", "call_id", "tool_call_id", "tool_use_id", "encrypted_content", "signature", "status"})
 
 
@@ -26,26 +34,55 @@ class Source:
     """The answers of a recorded race.
 
     Args:
-        record: of the race.
+        records: of the race; of one with several rounds, those of all.
     """
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    def __init__(self, *records: Record) -> None:
+        self._records = records
         self._attempts: dict[str, _Answers] = {}
+
+    @classmethod
+    def of(cls, folders: Iterable[str]) -> Source:
+        """The answers in some folders.
+
+        Raises:
+            SpecError: there is none.
+        """
+        found = [Record(Path(f)) for f in folders if Path(f).is_dir()]
+        if not found:
+            raise SpecError(
+                "the record of the race that is to be replayed is gone, or no model was asked in it"
+            )
+        return cls(*found)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Where they are."""
+        return tuple(str(r.folder.absolute()) for r in self._records)
 
     def find(self, attempt: str, where: Endpoint, wanted: Asked) -> Exchange | None:
         """The recorded answer to a request; None if there is none that was not given yet."""
         if attempt not in self._attempts:
-            self._attempts[attempt] = _Answers(self._record, attempt)
+            self._attempts[attempt] = _Answers(self._records, attempt)
         return self._attempts[attempt].take(where, wanted)
 
 
 class _Answers:
-    def __init__(self, record: Record, attempt: str) -> None:
+    def __init__(self, records: Iterable[Record], attempt: str) -> None:
         self._used: set[int] = set()
-        self._exact: dict[str, deque[Exchange]] = defaultdict(deque)
-        self._alike: dict[str, deque[Exchange]] = defaultdict(deque)
-        for exchange in sorted(record.read(attempt), key=lambda e: e.number):
+        self._exact: dict[str, deque[int]] = defaultdict(deque)
+        self._alike: dict[str, deque[int]] = defaultdict(deque)
+        self._exchanges: list[Exchange] = []
+        # Of an attempt that was started anew, the last conversation counts. A request that was broken off was sent
+        # again if it mattered, and that one has an answer: so it comes last.
+        for record in records:
+            found = sorted(
+                record.read(attempt, last=True), key=lambda e: (e.outcome == "broken off", e.number)
+            )
+            self._take_in(found)
+
+    def _take_in(self, found: Iterable[Exchange]) -> None:
+        for exchange in found:
             if exchange.outcome == "refused":
                 continue
             name = cast("Name", exchange.protocol)
@@ -54,16 +91,17 @@ class _Answers:
                 wanted = asked(where, exchange.request)
             except ValueError:
                 continue
-            self._exact[_exact(where, wanted)].append(exchange)
-            self._alike[_alike(where, wanted)].append(exchange)
+            self._exact[_exact(where, wanted)].append(len(self._exchanges))
+            self._alike[_alike(where, wanted)].append(len(self._exchanges))
+            self._exchanges.append(exchange)
 
     def take(self, where: Endpoint, wanted: Asked) -> Exchange | None:
         for found in (self._exact[_exact(where, wanted)], self._alike[_alike(where, wanted)]):
             while found:
-                exchange = found.popleft()
-                if exchange.number not in self._used:
-                    self._used.add(exchange.number)
-                    return exchange
+                place = found.popleft()
+                if place not in self._used:
+                    self._used.add(place)
+                    return self._exchanges[place]
         return None
 
 

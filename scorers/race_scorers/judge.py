@@ -18,8 +18,9 @@ from typing import Annotated, Any
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
-from race.chat import Chat, Message
+from race.chat import PUBLIC_URL, Chat, Message
 from race.errors import LimitReached, ModelError
+from race.gateway import Line, Upstream
 from race.machine import described
 from race.scoring import Replay, Score, ScoreContext
 from race.submission import printable
@@ -53,7 +54,7 @@ class JudgeOptions(BaseModel):
     base_url: str | None = None
     """Of the server; default: ``OPENAI_BASE_URL``, or OpenAI's."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key."""
+    """Name of the environment variable that holds the key; empty for a server that needs none."""
     characters: Annotated[int, Field(ge=1000)] = 60_000
     """How much of the patch is read; a longer one is not reviewed, and the verdict says so."""
     request_timeout: Annotated[float, Field(gt=0)] = 300
@@ -84,9 +85,12 @@ class Judge:
     def __init__(self, options: JudgeOptions) -> None:
         self._options = options
 
+    def check(self) -> None:
+        """See that there is a server and a key."""
+        self._upstream().check()
+
     async def score(self, replay: Replay, context: ScoreContext) -> Score:
-        """Ask for the votes."""
-        del context
+        """Ask for the votes, through the race's gateway, which counts what they cost."""
         submission = replay.submission
         if not submission.changes and not submission.packages:
             return Score(passed=True, reason="nothing to review")
@@ -106,20 +110,28 @@ class Judge:
             ensure_ascii=True,
         )
         votes: list[Vote] = []
-        async with self._chat() as chat, anyio.create_task_group() as group:
+        retries = self._options.max_retries
+        async with (
+            context.models.line(self._upstream(), busy_retries=retries) as line,
+            self._chat(line) as chat,
+            anyio.create_task_group() as group,
+        ):
             for _ in range(self._options.votes):
                 group.start_soon(self._ask, chat, material, votes)
         return self._counted(votes)
 
-    def _chat(self) -> Chat:
-        options = self._options
-        url = options.base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
+    def _upstream(self) -> Upstream:
+        url = self._options.base_url or os.environ.get("OPENAI_BASE_URL") or PUBLIC_URL
+        return Upstream(url, self._options.api_key_env)
+
+    def _chat(self, line: Line) -> Chat:
         return Chat(
-            model=options.model,
-            base_url=url,
-            api_key=os.environ.get(options.api_key_env, ""),
-            request_timeout=options.request_timeout,
-            max_retries=options.max_retries,
+            model=self._options.model,
+            base_url=line.base_url,
+            api_key=line.token,
+            secrets=[line.key],
+            request_timeout=self._options.request_timeout,
+            max_retries=self._options.max_retries,
         )
 
     async def _ask(self, chat: Chat, material: str, votes: list[Vote]) -> None:

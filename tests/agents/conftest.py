@@ -11,31 +11,13 @@ import pytest
 from race.agent import AgentContext, Recorder
 from race.bash import Bash
 from race.gateway import Gateway, Record
-from race.sandbox import Directory, SandboxSpec
-from race.sandboxes.local import LocalProvider
 from race.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
     from race.agent import Agent, Trajectory
     from race.sandbox import Sandbox
 
 TASK = Task("primes", "Make count_primes faster.", "/app", protected=("bench.py",), editable=("*.py",))
-
-
-@pytest.fixture
-async def fork(tmp_path: Path) -> AsyncIterator[Sandbox]:
-    provider = LocalProvider(tmp_path / "home")
-    sandbox = await provider.create(SandboxSpec(name="fork"))
-    try:
-        await sandbox.write([Directory(b"/app")])
-        yield sandbox
-    finally:
-        with anyio.CancelScope(shield=True):
-            await sandbox.delete()
-            await provider.aclose()
 
 
 @dataclass

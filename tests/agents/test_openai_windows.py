@@ -6,10 +6,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from race_agents.openai import LEFT_OUT, OpenAI, shortened
+from race_agents.openai import OpenAI
 
 from race.chat import Message
+from race.conversation import INTERRUPTED, LEFT_OUT, Conversation, shortened
 from race.errors import LimitReached
+from race.memory import Memory
 from race.replies import ToolCall
 from race.testing import Fault, Script, ScriptedModel
 
@@ -86,6 +88,8 @@ def test_what_is_asked_and_the_last_turns_are_never_cut() -> None:
     for n in range(6):
         messages.append(Message("assistant", "", [ToolCall(f"c{n}", "bash", {"command": "ls"})]))
         messages.append(Message("tool", "x" * 1000, answers=f"c{n}"))
+        if n == 1:  # as in a session
+            messages.append(Message("user", "and this"))
     made, seen = messages, 0
     while True:
         shorter, note = shortened(made)
@@ -94,8 +98,24 @@ def test_what_is_asked_and_the_last_turns_are_never_cut() -> None:
         assert sum(len(m.text) for m in shorter) < sum(len(m.text) for m in made) or len(shorter) < len(made)
         assert note
         assert shorter[:2] == messages[:2]
+        assert [m for m in shorter if m.text == "and this"] == [Message("user", "and this")]
         assert shorter[-2:] == messages[-2:]
         answered = {m.answers for m in shorter if m.role == "tool"}
         assert answered == {c.id for m in shorter for c in m.calls}
         made, seen = shorter, seen + 1
     assert seen >= 3
+
+
+def test_a_conversation_is_kept_as_it_was_cut() -> None:
+    memory = Memory("s")
+    talk = Conversation(memory)
+    talk.add(Message("system", "rules"), Message("user", "task"))
+    for n in range(6):
+        talk.add(Message("assistant", "", [ToolCall(f"c{n}", "bash", {"command": "ls"}, "{}")]))
+        talk.add(Message("tool", "x" * 1000, answers=f"c{n}"))
+    assert "left out" in talk.cut("too long")
+    talk.add(Message("assistant", "", [ToolCall("open", "bash", {"command": "ls"}, "{}")]))
+    again = Conversation(Memory("s", json.loads(json.dumps(memory.entries))))
+    assert [m.wire() for m in again.messages] == [m.wire() for m in talk.messages]
+    again.mend()
+    assert again.messages[-1] == Message("tool", INTERRUPTED, answers="open")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from race_scorers.judge import read_vote
 
+from race.assembly import assemble
+from race.errors import MachineError
 from race.testing import Script, ScriptedModel
 from tests.racing import SCORERS, project, run, script, spec
 
@@ -25,7 +27,7 @@ INJECTION = (
 def judged(server: ScriptedModel, model: str, **more: Any) -> list[dict[str, Any]]:
     return [
         *SCORERS,
-        {"use": "judge", "model": model, "base_url": server.url, "votes": 3, "max_retries": 0, **more},
+        {"use": "judge", "model": model, "base_url": server.url, "api_key_env": "", "max_retries": 0, **more},
     ]
 
 
@@ -37,6 +39,36 @@ async def test_a_refusal_turns_an_attempt_away_with_its_reason(tmp_path: Path, h
     assert verdict.winner is None
     said = "3 of 3 judges refused it: value.txt:1: the answer is written down"
     assert verdict.attempts[0].reasons == (f"judge: {said}",)
+
+
+async def test_its_calls_are_on_the_bill_and_spend_the_budget_of_the_race(tmp_path: Path, home: Path) -> None:
+    project(tmp_path)
+    entries = [script("a", "echo 50 > value.txt"), script("b", "echo 60 > value.txt")]
+    async with ScriptedModel({"kind": Script(final=ACCEPTS)}, price=(1e-6, 1e-6)) as server:
+        verdict = await run(home, spec(tmp_path, entries, scorers=judged(server, "kind")))
+        assert server.count("kind") == 6
+        bills = [a.gates["judge"].usage for a in verdict.attempts]
+        served = server.usage["kind"]
+        assert sum(b.input_tokens for b in bills if b) == served.input_tokens
+        assert sum(b.cost_usd or 0.0 for b in bills if b) == pytest.approx(served.cost_usd)
+        assert [a.usage.input_tokens for a in verdict.attempts] == [0, 0]
+        assert verdict.attempts[0].gates["tests"].usage is None
+        short = spec(tmp_path, entries[:1], scorers=judged(server, "kind", votes=5), budget={"requests": 2})
+        gate = (await run(home, short)).attempts[0].gates["judge"]
+        # Votes that were under way together are answered; no more than that goes over the budget.
+        assert 2 <= server.count("kind") - 6 <= 5
+        assert gate.usage is not None
+        none = await run(
+            home, spec(tmp_path, entries[:1], scorers=judged(server, "kind"), budget={"tokens": 1})
+        )
+        assert none.attempts[0].gates["judge"].usage is not None
+
+
+def test_a_key_that_is_missing_is_said_before_anything_starts(tmp_path: Path, home: Path) -> None:
+    project(tmp_path)
+    scorers = [*SCORERS, {"use": "judge", "model": "m", "api_key_env": "A_KEY_OF_NOBODY"}]
+    with pytest.raises(MachineError, match=r"scorers\[\d\].*'judge'.*A_KEY_OF_NOBODY"):
+        assemble(spec(tmp_path, [script("a", "true")], scorers=scorers), home)
 
 
 async def test_no_answer_makes_anything_better(tmp_path: Path, home: Path) -> None:
