@@ -90,12 +90,11 @@ class Cgroups:
         """
         if limits.disk is not None and limits.disk < 1:
             raise SandboxError(f"a sandbox may write at least one byte, not {limits.disk}")
-        if (
-            limits.cores is not None
-            and not set(limits.cores) & os.sched_getaffinity(0) == set(limits.cores) != set()
-        ):
-            offered = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
-            raise SandboxError(f"a sandbox can run on the processors {offered}, not on {limits.cores}")
+        if limits.cores is not None:
+            here = os.sched_getaffinity(0)
+            if not limits.cores or not here.issuperset(limits.cores):
+                offered = ", ".join(map(str, sorted(here)))
+                raise SandboxError(f"a sandbox can run on the processors {offered}, not on {limits.cores}")
         if limits.memory is not None and limits.memory < _LEAST_MEMORY:
             raise SandboxError(
                 f"a sandbox needs at least {_LEAST_MEMORY} bytes of memory, not {limits.memory}"
