@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import signal
 import sys
 import tomllib
 import types
@@ -14,6 +17,7 @@ import pytest
 
 from race.batch_spec import batch_from_data
 from race.cli.app import app
+from race.cli.app import run as run_command
 from race.cli.sandboxes import app as sandboxes_app
 from race.fleet import fleets
 from race.spec import from_data
@@ -75,6 +79,25 @@ def test_the_fleet_works(
     exec(compile(block, str(README), "exec"), {"__name__": "readme"})  # noqa: S102 - our own README
     assert capsys.readouterr().out.count("exit_code=0") == 2
     assert fleets(home) == []
+
+
+def test_the_sandbox_commands_work(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RACE_HOME", str(home))
+    (block,) = [b for b in blocks("console") if "race sandbox" in b]
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        for line in block.splitlines():
+            _, program, *arguments = shlex.split(line, comments=True)
+            if "attach" in arguments:
+                assert run_command(["sandbox", "kill", "lab", "web"]) == 0
+                assert run_command(arguments) == 128 + signal.SIGTERM
+            else:
+                assert (program, run_command(arguments)) == ("race", 0), line
+    printed = capsys.readouterr().out
+    assert "one\ntwo\nthree\n" in printed
+    assert "python3 -m http.server 8000" in printed
 
 
 def test_the_demo_is_there() -> None:

@@ -3,9 +3,9 @@
     python -m benchmarks.speed [--quick] [--json] [--plot FILE]
 
 Everything is measured in one run, a round of each thing after the other, so that whatever else the machine does falls
-on all of them alike. What is told are medians, and ratios also of the fastest tenth, which others on the machine disturb
-least. The bare system calls are `floor.c`, compiled on the spot. The big base is the small one with 50,000 files and 2 GB
-more; the 2 GB are eight files of holes, which nothing here reads.
+on all of them alike. What is told are medians, and ratios also of the fastest tenth, which others on the machine
+disturb least. The bare system calls are `floor.c`, compiled on the spot. The big base is the small one with 50,000
+files and 2 GB more; the 2 GB are eight files of holes, which nothing here reads.
 """
 
 import argparse

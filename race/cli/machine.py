@@ -54,6 +54,7 @@ def doctor(
                 "networks": sorted(can.networks),
                 "limits": sorted(can.limits),
                 "images": sorted(can.images),
+                "features": sorted(can.features),
             },
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,20 +27,6 @@ mkdir -p /app; cd /app
 (i=0; while :; do i=$((i+1)); echo $i >a.new; mv a.new a; echo $i >b.new; mv b.new b; done) >/dev/null 2>&1 &
 while [ ! -e b ]; do sleep 0.01; done
 """
-
-
-def _processes_of(home: Path) -> list[int]:
-    """All helpers and PID 1s of a home: their command line names it."""
-    found: list[int] = []
-    for each in Path("/proc").iterdir():
-        if each.name.isdigit():
-            try:
-                words = (each / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if os.fsencode(home) in words and b"zygote" in words:
-                found.append(int(each.name))
-    return found
 
 
 async def test_frozen_processes_stand_still_and_go_on(sandbox: Sandbox) -> None:
@@ -246,8 +229,6 @@ async def test_limits_hold(provider: LocalProvider, new_name: Callable[[], str])
     fork = await made.fork(new_name(), limits=Limits())
     done = await fork.exec(["python3", "-c", "x = bytearray(200 << 20)"])
     assert done.exit_code == 0
-    with pytest.raises(SandboxError, match="disk"):
-        await provider.create(SandboxSpec(new_name(), limits=Limits(disk=1 << 30)))
 
 
 async def test_no_control_group_is_left(provider: LocalProvider, new_name: Callable[[], str]) -> None:
@@ -261,74 +242,6 @@ async def test_no_control_group_is_left(provider: LocalProvider, new_name: Calla
     await made.start()
     await made.delete()
     assert [each for top in groups for each in top.rglob(f"race-*-{made.name}-*")] == []
-
-
-_ORCHESTRATOR = """
-import sys
-import anyio
-from pathlib import Path
-from race.sandbox import Limits, SandboxSpec
-from race.sandboxes.local import LocalProvider
-
-async def main():
-    provider = LocalProvider(Path(sys.argv[1]))
-    base = await provider.create(SandboxSpec("base"))
-    await base.exec("mkdir /app; echo x >/app/x; sleep 1000 &")
-    print("ready", flush=True)
-    for number in range(10000):
-        fork = await base.fork(f"fork-{number}")
-        await fork.exec("echo y >/app/y")
-        await fork.stop()
-        second = await fork.fork(f"second-{number}")
-        await second.delete()
-        await fork.delete()
-
-anyio.run(main)
-"""
-
-
-async def test_an_orchestrator_killed_at_any_moment_leaves_nothing_that_is_not_collected(
-    tmp_path: Path,
-) -> None:
-    home = tmp_path / "race" / "local"
-    provider = LocalProvider(home)
-
-    async def helpers_are_gone() -> bool:
-        return not any(_is_helper(pid) for pid in _processes_of(home))
-
-    async def what_was_being_stopped_is() -> bool:
-        return len(_processes_of(home)) == [each.state for each in await provider.list()].count("running")
-
-    for attempt in range(3):  # each costs an interpreter's start
-        command = [sys.executable, "-c", _ORCHESTRATOR, str(home)]
-        running = await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None)
-        async with running:
-            assert running.stdout is not None
-            assert (await running.stdout.receive()).startswith(b"ready")
-            await anyio.sleep(random.Random(attempt).uniform(0.0, 0.15))
-            running.kill()
-        await until(helpers_are_gone)
-        await provider.collect()
-        assert await provider.collect() == []
-        await until(what_was_being_stopped_is)
-        known = {each.name: each.state for each in await provider.list()}
-        assert known["base"] == "running"
-        assert {each.name for each in (home / "sandboxes").iterdir()} == set(known)
-        assert list(home.glob("trash/*")) == []
-        base = await provider.get("base")
-        assert (await base.exec("cat /app/x; pgrep -c sleep")).stdout == b"x\n1\n"
-        for name in reversed(known):
-            await (await provider.get(name)).delete()
-    await provider.aclose()
-    assert _processes_of(home) == []
-
-
-def _is_helper(pid: int) -> bool:
-    """Whether it is a zygote and not a PID 1: those have a PID namespace of their own."""
-    try:
-        return Path(f"/proc/{pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
-    except OSError:
-        return False
 
 
 async def test_collect_leaves_what_is_whole_or_being_made(

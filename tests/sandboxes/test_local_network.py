@@ -36,6 +36,8 @@ except OSError as error:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections are kept
+
     def do_GET(self) -> None:
         text = f"{self.path} {self.headers.get('Proxy-Connection')}".encode()
         self.send_response(200)
@@ -51,6 +53,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def port() -> Iterator[int]:
     """The port of a web server on the host's loopback."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        server.daemon_threads = True
+
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server.server_address[1]
@@ -119,11 +123,14 @@ with socket.create_connection(("127.0.0.1", 3128)) as connection:
     connection.sendall(b"CONNECT localhost:%d HTTP/1.1\\r\\n\\r\\n" % int(sys.argv[1]))
     print(connection.recv(1000).split()[1].decode(), flush=True)
     for line in sys.stdin:
+        got = b""
         try:
             connection.sendall(b"GET /again HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
-            print(connection.recv(1000).split(b" ")[1:2], flush=True)
+            while b"/again None" not in got and (piece := connection.recv(1000)):
+                got += piece
         except OSError:
-            print("cut", flush=True)
+            pass
+        print("answered" if got else "cut", flush=True)
 """
 
 
@@ -145,10 +152,10 @@ async def test_the_network_of_a_living_sandbox_can_be_changed(
     await made.set_network(("example.org",))
     assert "403" in await _ask(watching, "plain", "localhost", port)
     await holding.send(b"go\n")
-    await output(holding, b"[b'200']")  # what it has it keeps
+    await output(holding, b"answered\n")  # what it has it keeps
     await made.set_network("none")
     await holding.send(b"go\n")
-    await output(holding, b"\n[]\n", b"\ncut\n")
+    await output(holding, b"cut\n")
     assert "refused" in await _ask(watching, "plain", "localhost", port)
     assert (await watching.exec("echo $https_proxy")).stdout == b"\n"
     assert (await kept.info()).state == "running"

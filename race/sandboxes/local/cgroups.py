@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -87,8 +88,14 @@ class Cgroups:
         Raises:
             SandboxError: this machine cannot set one of them.
         """
-        if limits.disk is not None:
-            raise SandboxError("the disk space of a sandbox cannot be limited here")
+        if limits.disk is not None and limits.disk < 1:
+            raise SandboxError(f"a sandbox may write at least one byte, not {limits.disk}")
+        if (
+            limits.cores is not None
+            and not set(limits.cores) & os.sched_getaffinity(0) == set(limits.cores) != set()
+        ):
+            offered = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+            raise SandboxError(f"a sandbox can run on the processors {offered}, not on {limits.cores}")
         if limits.memory is not None and limits.memory < _LEAST_MEMORY:
             raise SandboxError(
                 f"a sandbox needs at least {_LEAST_MEMORY} bytes of memory, not {limits.memory}"
@@ -105,6 +112,8 @@ class Cgroups:
             if value is None:
                 continue
             if limit not in self.hierarchies:
+                if limit == "memory":
+                    continue  # it is watched
                 raise SandboxError(
                     f"the {limit} of a sandbox cannot be limited here: there is no control group with the controller "
                     f"{_CONTROLLERS[limit]!r} that this process may make groups in"
@@ -113,6 +122,10 @@ class Cgroups:
             if folder not in folders:
                 folders.append(folder)
         return tuple(folders)
+
+    def watched_memory(self, limits: Limits) -> int | None:
+        """The limit on memory, if no control group keeps it."""
+        return None if "memory" in self.hierarchies else limits.memory
 
     def make(self, folders: Iterable[str], limits: Limits) -> list[str]:
         """Make what was planned.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,6 +15,7 @@ from race.errors import SandboxError
 from race.sandbox import DEFAULT_OUTPUT_LIMIT, SandboxInfo
 from race.sandboxes.local import (
     changes,
+    exceeded,
     exchange,
     frames,
     lifetimes,
@@ -25,7 +25,6 @@ from race.sandboxes.local import (
     talk,
     teleport,
 )
-from race.sandboxes.local.cgroups import out_of_memory_kills
 from race.sandboxes.local.command import request as command_request
 from race.sandboxes.local.command import run as run_command
 from race.sandboxes.local.network import check_network, network_environment
@@ -71,19 +70,6 @@ def state_of(record: Record) -> State:
     if not liveness.alive(record.init):
         return "stopped"
     return "frozen" if record.frozen else "running"
-
-
-_MEMORY_NOTE = b"\n[a process was ended because the memory of the sandbox was used up]\n"
-
-
-def _told_of_memory(done: ExecResult, *, merged: bool) -> ExecResult:
-    if merged:
-        return replace(
-            done, stdout=done.stdout + _MEMORY_NOTE, stdout_bytes=done.stdout_bytes + len(_MEMORY_NOTE)
-        )
-    return replace(
-        done, stderr=done.stderr + _MEMORY_NOTE, stderr_bytes=done.stderr_bytes + len(_MEMORY_NOTE)
-    )
 
 
 class LocalSandbox:
@@ -166,12 +152,9 @@ class LocalSandbox:
             merged=merge_stderr,
             has_input=stdin is not None,
         )
-        groups = self._latest.cgroups
-        if self._latest.limits.memory is None:
-            return await run_command(self._folder, self._name, asked, stdin, output_limit)
-        before = out_of_memory_kills(groups)
-        done = await run_command(self._folder, self._name, asked, stdin, output_limit)
-        return done if out_of_memory_kills(groups) == before else _told_of_memory(done, merged=merge_stderr)
+        began = time.monotonic()
+        running = run_command(self._folder, self._name, asked, stdin, output_limit)
+        return await exceeded.told(running, self._folder, self._latest, began, merged=merge_stderr)
 
     async def terminal(
         self,

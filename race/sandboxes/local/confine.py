@@ -118,7 +118,11 @@ def confine(program: bytes, *, share_network: bool) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 
-def system_call_filter(machine: str, *, pretend_owners: bool) -> bytes:
+PINNED = {"sched_setaffinity": (203, 122)}
+"""System calls that answer "not permitted" where a sandbox may use some of the machine's processors only."""
+
+
+def system_call_filter(machine: str, *, pretend_owners: bool, pinned: bool = False) -> bytes:
     """The seccomp program for a processor, as the kernel takes it.
 
     Programs of any other processor, such as 32-bit ones, find no system calls at all.
@@ -126,6 +130,7 @@ def system_call_filter(machine: str, *, pretend_owners: bool) -> bytes:
     Args:
         machine: as the kernel names it.
         pretend_owners: see `PRETENDED`.
+        pinned: see `PINNED`.
 
     Raises:
         OSError: the processor is not one of the two that the tables know.
@@ -143,6 +148,8 @@ def system_call_filter(machine: str, *, pretend_owners: bool) -> bytes:
         # The x32 calls are the same ones under other numbers.
         program += [(_JUMP_GREATER_EQUAL, 0, 1, _X32), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
     answers: list[tuple[int | None, int]] = [(each[column], _EPERM) for each in DENIED.values()]
+    if pinned:
+        answers += [(each[column], _EPERM) for each in PINNED.values()]
     if pretend_owners:
         answers += [(each[column], 0) for each in PRETENDED.values()]
     for number, error in answers:

@@ -13,6 +13,7 @@ import anyio
 from race.errors import MachineError, RaceError
 from race.sandbox import Finding, SandboxSpec
 from race.sandboxes.local import syscalls
+from race.sandboxes.local.guard import LOOK_EVERY
 from race.sandboxes.local.zygote import is_host_root
 from race.store import owner
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _LANDLOCK_WITH_SCOPES = 6
 _ENOUGH_ROOM = 2 << 30
 _MACHINES = ("x86_64", "aarch64")
+_EVERY = f"{1 / LOOK_EVERY:.0f} times a second"
 
 
 async def examine(provider: LocalProvider, workshop: Workshop) -> list[Finding]:
@@ -107,17 +109,28 @@ async def _trial(provider: LocalProvider) -> Finding:
 
 
 def _limits(workshop: Workshop) -> list[Finding]:
+    """Which limits are hard, kept by the kernel, and which are watched by the PID 1 of each sandbox."""
+    there = workshop.cgroups.hierarchies
+    places = {
+        limit: f"hard, by control groups of version {each.version} in {each.parent}"
+        for limit, each in there.items()
+    }
+    without = "no control group that this process may make groups in"
+    remedy = "run as root, or under `systemd-run --user --scope -p Delegate=yes`"
     return [
+        Finding("limit on processes", ok=True, detail="hard, by the kernel's limit for each user inside"),
+        Finding("limit on cores", ok=True, detail="hard, by an affinity that nothing inside can change"),
+        Finding("limit on cpus", "cpus" in there, places.get("cpus", without), remedy, required=False),
         Finding(
-            f"limit on {limit}",
-            limit in workshop.cgroups.hierarchies,
-            str(workshop.cgroups.hierarchies[limit].parent)
-            if limit in workshop.cgroups.hierarchies
-            else "no control group that this process may make groups in",
-            "run as root, or under `systemd-run --user --scope -p Delegate=yes`",
-            required=False,
-        )
-        for limit in ("memory", "cpus")
+            "limit on memory",
+            ok=True,
+            detail=places.get("memory", f"watched {_EVERY}, as there is {without}; {remedy} to have it hard"),
+        ),
+        Finding(
+            "limit on disk",
+            ok=True,
+            detail=f"watched {_EVERY}; hard for the size of any one file",
+        ),
     ]
 
 

@@ -48,23 +48,26 @@ def mount_overlays(mounts: list[MountPlan], found: Callable[[str], str]) -> None
         syscalls.mount_overlay(target, lower, found(plan["upper"]), found(plan["work"]))
 
 
-def enter() -> None:
+def enter(shared_memory: int | None) -> None:
     """Complete the tree over `NEW_ROOT` and make it this process's root. Must be PID 1 of its PID
     namespace.
+
+    Args:
+        shared_memory: bytes that files in ``/dev/shm`` may take up; None leaves that to the kernel.
     """
     os.chdir(NEW_ROOT)
     for name in ("proc", "dev", "sys"):
         if not os.path.isdir(name):
             os.mkdir(name, 0o755)
     syscalls.mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    _make_devices()
+    _make_devices(shared_memory)
     _show_hardware()
     syscalls.pivot_root(".", ".")
     syscalls.detach(".")
     os.chdir("/")
 
 
-def _make_devices() -> None:
+def _make_devices(shared_memory: int | None) -> None:
     """A ``/dev`` with what every program expects and nothing of the host's hardware."""
     syscalls.mount("dev", "dev", "tmpfs", MS_NOSUID, "mode=755,size=1m")
     for name in _DEVICES:
@@ -76,7 +79,8 @@ def _make_devices() -> None:
     os.mkdir("dev/shm")
     options = "newinstance,ptmxmode=0666,mode=620"
     syscalls.mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
-    syscalls.mount("shm", "dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    options = "mode=1777" if shared_memory is None else f"mode=1777,size={shared_memory}"
+    syscalls.mount("shm", "dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def _show_hardware() -> None:

@@ -44,6 +44,16 @@ class SpawnRequest(TypedDict):
     """Seconds after which it ends itself."""
     idle_lifetime: float | None
     """Seconds without use after which it does."""
+    cores: list[int] | None
+    """The processors that it may use."""
+    memory: int | None
+    """Bytes of memory that it may use, if its PID 1 has to watch that."""
+    shared_memory: int | None
+    """Bytes that files in its ``/dev/shm`` may take up; None leaves that to the kernel."""
+    disk: int | None
+    """Bytes that it may write."""
+    written: list[str]
+    """The directories, relative to home, that count for ``disk``."""
 
 
 class Spawned(TypedDict):
@@ -159,10 +169,12 @@ class ControlRequest(TypedDict):
     ``hold`` is a freeze that ends with the connection. ``done`` says that the orchestrator has all it wanted
     of a command, whose background processes may go on; ``end`` asks for it and all it started to be ended.
     ``listen`` is answered with a descriptor of a socket that listens inside the sandbox's network, ``connect`` with one
-    that is being connected to its loopback. ``unlisten`` shuts the proxy's port.
+    that is being connected to its loopback. ``unlisten`` shuts the proxy's port,
+    and is answered with how many ``connections`` to it there still are.
+    ``ended`` is answered with when processes were last ended for the sake of each limit that PID 1 watches.
     """
 
-    do: Literal["freeze", "hold", "thaw", "done", "end", "listen", "unlisten", "connect"]
+    do: Literal["freeze", "hold", "thaw", "done", "end", "ended", "listen", "unlisten", "connect"]
     port: NotRequired[int]
     """Where to listen: 0 takes a free port; default: the proxy's. What to connect to."""
     family: NotRequired[int]

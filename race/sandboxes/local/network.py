@@ -8,9 +8,11 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+import anyio
+
 from race.errors import SandboxError
 from race.sandboxes.local import talk, wire
-from race.sandboxes.local.pid1 import PROXY_PORT
+from race.sandboxes.local.inner_ports import PROXY_PORT
 from race.sandboxes.local.spawner import Helper
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from race.sandbox import Network
     from race.sandboxes.local.record import Record
 
+_CUT_WITHIN = 5.0
+"""Seconds in which every proxy that serves a sandbox must have closed its connections."""
+_PAUSE = 0.02
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 
 
@@ -93,13 +98,27 @@ class Gatekeeper:
         """Let a running sandbox reach what its record says by now, and nothing that it said before.
 
         Raises:
-            SandboxError: the sandbox ended.
+            SandboxError: the sandbox ended, or its connections do not.
         """
-        await talk.control(folder, record.name, {"do": "unlisten"})
+        with anyio.move_on_after(_CUT_WITHIN) as patience:
+            while await self._connections(folder, record.name) and record.network == "none":  # noqa: ASYNC110 - other processes close them
+                await anyio.sleep(_PAUSE)
+        if patience.cancelled_caught:
+            raise SandboxError(
+                f"the network of the sandbox {record.name!r} is shut, but a process that served it holds connections "
+                "of it open: end that process, or stop the sandbox"
+            )
         if record.init is not None:
             own = (record.init.pid, record.init.start)
             self._served = {each for each in self._served if each[:2] != own}
         await self.serve(folder, record)
+
+    async def _connections(self, folder: Path, name: str) -> int:
+        """Shut the port, and see how many connections there still are."""
+        async with talk.connected(folder, name) as connection:
+            talk.tell(connection, name, {"do": "unlisten"})
+            message, _ = await talk.answer(connection, name)
+        return int(message["connections"])
 
     def _tell(self, message: dict[str, list[str]], descriptors: list[int]) -> None:
         if self._proxy is None or self._proxy.owner != os.getpid():

@@ -17,21 +17,23 @@ import time
 from typing import TYPE_CHECKING
 
 from race.sandboxes.local import processes, shim, transfer, wire
+from race.sandboxes.local.inner_ports import InnerPorts
 from race.sandboxes.local.jobs import Connection, Drains, Job
-from race.sandboxes.local.lifetimes import Lifetime
 from race.sandboxes.local.named import NamedProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from race.sandboxes.local.guard import Guard
+    from race.sandboxes.local.lifetimes import Lifetime
     from race.sandboxes.local.messages import Ended
 
 _REAPING = 2.0
 """Seconds to wait for what was killed to be gone before answering anyway."""
 _REAPING_CHECK = 0.003
 _OUT_OF_DESCRIPTORS_PAUSE = 0.01
-_LOOPBACK: dict[int, str] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+_DISK_FULL = "the disk space that it may use is used up"
 _BROKEN = 70
 """How a child exits that could not do its work nor say so (EX_SOFTWARE of sysexits(3))."""
 
@@ -43,17 +45,21 @@ class Server:
         listener: where the orchestrator connects.
         bounds: for commands; PID 1's own are wider, so that it can act against a fork bomb.
         lifetime: at whose end it ends itself, and everything with it.
+        guard: watches what is used.
     """
 
-    def __init__(self, listener: socket.socket, bounds: shim.Bounds, lifetime: Lifetime) -> None:
+    def __init__(
+        self, listener: socket.socket, bounds: shim.Bounds, lifetime: Lifetime, guard: Guard
+    ) -> None:
         self._listener = listener
         self._bounds = bounds
         self._lifetime = lifetime
+        self._guard = guard
         self._connections: dict[int, Connection] = {}
         self._waiting: list[Callable[[], None]] = []
         self._stopped_before: set[int] | None = None
         self._frozen = False
-        self._port: socket.socket | None = None
+        self._ports = InnerPorts()
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -86,6 +92,7 @@ class Server:
                     self._named.ready(descriptor)
                 elif descriptor in self._connections:
                     self._serve(self._connections[descriptor])
+            self._guard.look()
             self._reap()
             self._keep_time()
             if self._lifetime.left(in_use=in_use or self._in_use()) == 0:
@@ -102,9 +109,7 @@ class Server:
             for job in self._jobs()
             if job.dying or job.deadline is not None
         ]
-        lifetime = self._lifetime.patience()
-        if lifetime is not None:
-            waits.append(lifetime)
+        waits += [each for each in (self._lifetime.patience(), self._guard.patience()) if each is not None]
         return min(waits, default=None)
 
     def _jobs(self) -> list[Job]:
@@ -146,13 +151,10 @@ class Server:
             case "freeze" | "hold" | "thaw":
                 self._freeze_or_thaw(connection, message["do"])
                 self._answer(connection, {"done": True})
-            case "listen":
-                self._listen(connection, message.get("port", PROXY_PORT))
-            case "unlisten":
-                self._unlisten()
-                self._answer(connection, {"done": True})
-            case "connect":
-                self._connect(connection, message["port"], message["family"])
+            case "listen" | "unlisten" | "connect":
+                self._make_socket(connection, message)
+            case "ended":
+                self._answer(connection, {"ended": self._guard.ended})
             case "spawn" | "process" | "processes" | "output" | "input" | "wait" | "signal":
                 self._named.serve(connection, message, descriptors)
             case unknown:
@@ -212,7 +214,10 @@ class Server:
                     outputs = 1 if message["merged"] else 2
                     given = descriptors[-1] if message["has_input"] else self._null
                     streams = [given, descriptors[0], descriptors[outputs - 1]]
-                shim.run(message, streams, connection.socket, self._bounds)
+                bounds = self._bounds._replace(file_size=self._guard.file_size)
+                shim.run(message, streams, connection.socket, bounds)
+            elif message["do"] == "put" and self._guard.disk_is_full:
+                wire.send(connection.socket, {"error": _DISK_FULL})
             else:
                 work = transfer.put if message["do"] == "put" else transfer.take
                 wire.send(connection.socket, work(descriptors[0], message["path"]))
@@ -293,7 +298,8 @@ class Server:
         job.pid = 0
         job.deadline = None
         if os.WIFSIGNALED(status) and job.survives:
-            self._answer(connection, {"error": "something inside ended the transfer of files"})
+            text = _DISK_FULL if self._guard.disk_is_full else "something inside ended the transfer of files"
+            self._answer(connection, {"error": text})
         elif not os.WIFSIGNALED(status) and os.WEXITSTATUS(status) == _BROKEN:
             self._answer(connection, {"error": "the process that runs commands in the sandbox broke"})
         elif os.WIFSIGNALED(status):
@@ -333,50 +339,15 @@ class Server:
         for start in waiting:
             start()
 
-    # A way out for programs inside
+    # Sockets for use outside
 
-    def _listen(self, connection: Connection, port: int) -> None:
-        """Answer with a socket that listens on the sandbox's own loopback.
-
-        The proxy's port is always the same socket; any other is the caller's alone, and is free again once it is
-        closed.
-        """
-        try:
-            listener = self._port if port == PROXY_PORT else None
-            if listener is None:
-                listener = socket.socket()
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("127.0.0.1", port))
-                listener.listen(128)
-        except OSError as error:
-            self._answer(connection, {"error": f"port {port} of the sandbox: {error.strerror}"})
+    def _make_socket(self, connection: Connection, message: Any) -> None:
+        answer, made = self._ports.serve(message)
+        if made is None:
+            self._answer(connection, answer)
             return
-        self._answer(connection, {"done": True}, [listener.fileno()])
-        if port == PROXY_PORT:
-            self._port = listener
-        else:
-            listener.close()
-
-    def _unlisten(self) -> None:
-        """Let nobody in at the proxy's port any more, whoever holds its socket too."""
-        if self._port is not None:
-            self._port.shutdown(socket.SHUT_RDWR)
-            self._port.close()
-            self._port = None
-
-    def _connect(self, connection: Connection, port: int, family: int) -> None:
-        """Answer with a socket that is being connected to a port of the sandbox's own loopback."""
-        try:
-            with socket.socket(family) as made:
-                made.setblocking(False)  # noqa: FBT003 - the library's signature
-                made.connect_ex((_LOOPBACK[family], port))  # the caller sees what comes of it
-                self._answer(connection, {"done": True}, [made.fileno()])
-        except (OSError, OverflowError) as error:
-            self._answer(connection, {"error": f"port {port} of the sandbox: {error}"})
-
-
-PROXY_PORT = 3128
-"""Where a sandbox with a list of allowed hosts finds its proxy."""
+        with made:
+            self._answer(connection, answer, [made.fileno()])
 
 
 def _wake_up(_number: int, _frame: object) -> None:

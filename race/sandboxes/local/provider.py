@@ -50,7 +50,7 @@ class LocalProvider:
         return Capabilities(
             isolated=True,
             networks=frozenset({"full", "none", "hosts"}),
-            limits=frozenset({"processes", *self._workshop.cgroups.hierarchies}),
+            limits=frozenset({"cores", "disk", "memory", "processes", *self._workshop.cgroups.hierarchies}),
             images=frozenset({"host", "directory", "tar", "oci"}),
             features=frozenset(
                 {

@@ -22,6 +22,8 @@ _LONGEST_HEAD = 1 << 16
 _PIECE = 1 << 16
 _PATIENCE = 30.0
 """Seconds for a request to arrive and for a connection to be made."""
+_LOOK_EVERY = 0.05
+"""Seconds between looks whether connections from before a change of the network may still go on."""
 _PAUSE = 0.01
 """Seconds until the next try, when a connection could not be accepted."""
 _STANDARD_PORTS = (80, 443)
@@ -111,10 +113,12 @@ class _Gate:
             os.close(self._folder)
 
     async def _accept(self, listener: int) -> None:
+        """Serve clients until the port is shut, and those that came before that until they may not go on."""
         loop = asyncio.get_running_loop()
-        with socket.socket(fileno=listener) as port:
-            port.setblocking(False)  # noqa: FBT003 - the library's signature
-            async with asyncio.TaskGroup() as clients:
+        clients: set[asyncio.Task[None]] = set()
+        try:
+            with socket.socket(fileno=listener) as port:
+                port.setblocking(False)  # noqa: FBT003 - the library's signature
                 while True:
                     try:
                         accepted, _ = await loop.sock_accept(port)
@@ -123,10 +127,18 @@ class _Gate:
                             break
                         await asyncio.sleep(_PAUSE)
                         continue
-                    reader, writer = await asyncio.open_connection(sock=accepted, limit=_LONGEST_HEAD)
-                    clients.create_task(self._client(reader, writer))
-                if self._is_cut_off():
-                    raise asyncio.CancelledError
+                    client = loop.create_task(self._serve_client(accepted))
+                    clients.add(client)
+                    client.add_done_callback(clients.discard)
+            while clients and not self._is_cut_off():
+                await asyncio.wait(clients, timeout=_LOOK_EVERY)
+        finally:
+            for each in clients:
+                each.cancel()
+
+    async def _serve_client(self, accepted: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=accepted, limit=_LONGEST_HEAD)
+        await self._client(reader, writer)
 
     def _is_cut_off(self) -> bool:
         """Whether connections may not go on either."""

@@ -45,10 +45,12 @@ class Bounds(NamedTuple):
     Attributes:
         processes: the number of processes of one user; None if it is not limited.
         files: the soft and the hard limit on open files.
+        file_size: bytes of any one file that they make larger; None if that is not limited.
     """
 
     processes: int | None
     files: tuple[int, int]
+    file_size: int | None = None
 
 
 def run(request: ExecRequest, descriptors: list[int], connection: socket.socket, bounds: Bounds) -> None:
@@ -71,6 +73,8 @@ def run(request: ExecRequest, descriptors: list[int], connection: socket.socket,
     if bounds.processes is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (bounds.processes, bounds.processes))
     resource.setrlimit(resource.RLIMIT_NOFILE, bounds.files)
+    if bounds.file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bounds.file_size, bounds.file_size))
     _go_first_when_memory_is_short()
     try:
         ended: Ended | Failure = _run(request, answer)

@@ -118,6 +118,12 @@ class Workshop:
             "cgroups": cgroups,
             "lifetime": record.lifetime,
             "idle_lifetime": record.idle_lifetime,
+            "cores": None if record.limits.cores is None else list(record.limits.cores),
+            "memory": self.cgroups.watched_memory(record.limits),
+            # No process has it, so that nobody could be ended for it; half leaves the processes some.
+            "shared_memory": None if record.limits.memory is None else record.limits.memory // 2,
+            "disk": record.limits.disk,
+            "written": [] if record.limits.disk is None else _written_by(record),
         }
 
     # Layers
@@ -292,6 +298,12 @@ class Workshop:
         """End this process's helpers."""
         self.spawner.close()
         self.gatekeeper.close()
+
+
+def _written_by(record: Record) -> list[str]:
+    """The directories, relative to home, that hold what a sandbox has written since it was made."""
+    sealed = [f"{each.folder}/{index}" for each in record.own for index in each.parts]
+    return [*(f"sandboxes/{record.name}/upper/{index}" for index in range(len(record.mounts))), *sealed]
 
 
 def _remove_locked(place: Path) -> None:

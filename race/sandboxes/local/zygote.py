@@ -22,6 +22,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from race.sandboxes.local import confine, file_tree, pid1, shim, syscalls, wire
+from race.sandboxes.local.guard import DiskGuard, Guard
 from race.sandboxes.local.lifetimes import Lifetime
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Zygote:
     def __init__(self, home: str) -> None:
         self._home = home
         self._root = is_host_root()
-        self._filter = b""
+        self._filters: dict[bool, bytes] = {}
         self._shifted = -1
         self._sources: dict[tuple[str, int, int], str] = {}
 
@@ -112,8 +113,10 @@ class Zygote:
         Raises:
             OSError: it cannot even be begun.
         """
-        if not self._filter:
-            self._filter = confine.system_call_filter(syscalls.MACHINE, pretend_owners=not self._root)
+        pinned = request["cores"] is not None
+        if pinned not in self._filters:
+            made = confine.system_call_filter(syscalls.MACHINE, pretend_owners=not self._root, pinned=pinned)
+            self._filters[pinned] = made
         self._stage()
         found = {
             layer: self._visible(layer)
@@ -204,7 +207,8 @@ class Zygote:
         file_tree.mount_overlays(request["mounts"], found.__getitem__)
         pid = os.fork()
         if pid == 0:
-            _in_child(answer, lambda: self._become_pid1(request, answer, listener))
+            written = [found[each] for each in request["written"]]
+            _in_child(answer, lambda: self._become_pid1(request, answer, listener, written))
         wire.send(answer, {"pid": pid})
 
     def _listener(self, folder: str) -> socket.socket:
@@ -223,9 +227,14 @@ class Zygote:
             os.close(back)
         return listener
 
-    def _become_pid1(self, request: SpawnRequest, answer: socket.socket, listener: socket.socket) -> None:
+    def _become_pid1(
+        self, request: SpawnRequest, answer: socket.socket, listener: socket.socket, written: list[str]
+    ) -> None:
         os.setsid()
-        file_tree.enter()
+        if request["cores"] is not None:
+            os.sched_setaffinity(0, request["cores"])
+        watched = [os.open(each, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for each in written]
+        file_tree.enter(request["shared_memory"])
         socket.sethostname(request["hostname"])
         if not request["share_network"]:
             _bring_loopback_up()
@@ -242,16 +251,21 @@ class Zygote:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # it holds three for each command
         bounds = shim.Bounds(processes=limit, files=(soft, hard))
-        confine.confine(self._filter, share_network=request["share_network"])
-        # Only the two sockets go on, at places of their own.
-        sockets = [syscalls.duplicate_above(each.fileno(), 16) for each in (listener, answer)]
-        for place, descriptor in enumerate(sockets, 3):
+        confine.confine(self._filters[request["cores"] is not None], share_network=request["share_network"])
+        # Only the two sockets and what is watched go on, at places of their own.
+        kept = [listener.fileno(), answer.fileno(), *watched]
+        above = [syscalls.duplicate_above(each, 16 + len(kept)) for each in kept]
+        for place, descriptor in enumerate(above, 3):
             os.dup2(descriptor, place, inheritable=False)
-        syscalls.close_from(5)
+        syscalls.close_from(3 + len(kept))
         for each in (listener, answer):
             each.detach()
         lifetime = Lifetime(request["lifetime"], request["idle_lifetime"])
-        server = pid1.Server(socket.socket(fileno=3), bounds, lifetime)
+        disk = request["disk"]
+        guard = Guard(
+            request["memory"], None if disk is None else DiskGuard(disk, list(range(5, 3 + len(kept))))
+        )
+        server = pid1.Server(socket.socket(fileno=3), bounds, lifetime, guard)
         with socket.socket(fileno=4) as committed:
             wire.send(committed, {"done": True})
             if wire.receive(committed) is None:
