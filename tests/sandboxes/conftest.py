@@ -62,6 +62,7 @@ async def provider(local_home: Path, anyio_backend: str) -> AsyncIterator[LocalP
     left = await made.list()
     for each in reversed(left):
         await (await made.get(each.name)).delete()
+    await made.collect()  # layers that were theirs
     await made.aclose()
 
 
