@@ -47,6 +47,8 @@ TARGETS = {
     "seconds to delete 1,000": (10, "<="),
 }
 """What is wanted of this provider, in the words of `ratios`."""
+SLOW_ROUNDS = 2
+"""How often what takes many seconds is measured."""
 
 
 class Floor:
@@ -143,6 +145,9 @@ class Turns:
             except rivals.MissingError as error:
                 self.missing.append(f"{who}, {where} base: {error}")
                 del self._others[who, where]
+            else:
+                if (who, where) in rivals.SLOW and len(self.times[who, where, "fork"]) >= SLOW_ROUNDS:
+                    self._others.pop((who, where)).close()
 
     def close(self) -> None:
         """End what they started."""
