@@ -216,8 +216,8 @@ class Terminal(Protocol):
 
 
 class Sandbox(Protocol):
-    """One sandbox. All methods also work on one that is stopped, but for `exec`, `terminal`, `write`, `upload` and
-    `download`.
+    """One sandbox. All methods also work on one that is stopped, but for `exec`, `terminal`, `listen`, `connect`,
+    `spawn`, `process`, `freeze`, `thaw`, `write`, `upload` and `download`.
     """
 
     @property

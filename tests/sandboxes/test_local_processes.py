@@ -103,6 +103,20 @@ async def test_what_cannot_be_started_or_found_is_said(sandbox: Sandbox) -> None
     await sandbox.thaw()
 
 
+async def test_a_frozen_process_is_woken_by_no_signal_but_can_be_killed(sandbox: Sandbox) -> None:
+    made = await sandbox.spawn("tick", "while :; do echo tick; sleep 0.01; done")
+    await output(made, b"tick")
+    await sandbox.freeze()
+    with pytest.raises(SandboxError, match="frozen"):
+        await made.signal(signal.SIGCONT)
+    written = (await made.info()).output_bytes
+    await anyio.sleep(0.1)
+    assert (await made.info()).output_bytes == written
+    await made.signal(signal.SIGKILL)
+    assert await made.wait() == -9
+    await sandbox.thaw()
+
+
 async def test_output_is_bounded_and_says_what_is_lost(sandbox: Sandbox) -> None:
     written = KEPT + 1_000_000
     made = await sandbox.spawn("flood", f"head -c {written - 5} /dev/zero; echo last")
@@ -164,8 +178,9 @@ async def test_pid_1_is_not_used_up_by_many(sandbox: Sandbox) -> None:
     there = (await sandbox.exec(descriptors)).stdout
 
     async def one(number: int) -> None:
-        made = await sandbox.spawn(f"n-{number}", f"sleep 0.05; exit {number}")
+        made = await sandbox.spawn(f"n-{number}", f"read line; exit {number}")
         assert await made.wait(0.001) is None
+        await made.send(b"", end=True)
         assert await made.wait() == number
 
     async with anyio.create_task_group() as group:

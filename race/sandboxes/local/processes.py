@@ -9,6 +9,7 @@ import time
 
 _AT_REST = "TtZX"
 _STOPPED = "Tt"
+_A_NUMBER = 32
 _ROUNDS_BEFORE_STOPPING_ALL = 3
 _SETTLING = 1.0
 """Seconds to wait for stopped processes to come to rest. What is deep in the kernel then stops as it leaves
@@ -87,6 +88,7 @@ def end_tree(root: int) -> set[int]:
         What was killed. It is gone only when it has been reaped.
     """
     tell(root, signal.SIGSTOP)  # else it would report its command's death as an ordinary one
+    _kill_group_of_first_child(root)
     doomed: set[int] = set()
     for _ in range(_ROUNDS_BEFORE_STOPPING_ALL):
         new = descendants(root) - doomed
@@ -105,6 +107,17 @@ def end_tree(root: int) -> set[int]:
     return doomed | {root}
 
 
+def _kill_group_of_first_child(root: int) -> None:
+    """Kill, in one step, what has not left the process group of the command, which is nearly always all of it.
+
+    It then takes no time from the search for the rest.
+    """
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        with open(f"/proc/{root}/task/{root}/children", "rb") as file:
+            first = int(file.read(_A_NUMBER).split()[0])
+        os.killpg(first, signal.SIGKILL)
+
+
 def _kill(root: int, others: set[int]) -> None:
     tell(root, signal.SIGKILL)
     for pid in others:
@@ -114,7 +127,9 @@ def _kill(root: int, others: set[int]) -> None:
 def stop_all(*, settling: float = _SETTLING) -> set[int]:
     """Stop every process of the sandbox but this one, its PID 1.
 
-    The kernel signals all of them in one step, in which none can fork.
+    The kernel signals all of them in one step, in which none can fork. A control group could be frozen instead, but
+    either with PID 1 in it, which then keeps no time and answers nobody, or with each command being moved into it,
+    which takes the kernel tens of milliseconds.
 
     Args:
         settling: seconds to wait at most until all have really come to rest.
