@@ -30,8 +30,8 @@ OVERLAY_MARKS = (b"user.overlay.", b"trusted.overlay.")
 NOBODY = 65534
 IDS = 65536
 
-_MOST_APPARENT = 1 << 40
-"""Bytes that all files together may seem to have: sparse ones take no room, but may be read."""
+MOST_APPARENT = 1 << 40
+"""Bytes that all files of a layer together may seem to have: sparse ones take no room, but may be read."""
 _MOST_ENTRIES = 4_000_000
 """Of one layer; whole systems with everything that they come with have fewer than one million."""
 _OPEN_FOLDERS = 32
@@ -53,7 +53,7 @@ class Budget:
     entries: int
     size: int
     why: str
-    apparent: int = _MOST_APPARENT
+    apparent: int = MOST_APPARENT
 
     def take(self, member: Member) -> None:
         """Count an entry.
@@ -71,7 +71,7 @@ class Budget:
             raise BadArchiveError(f"with {member} it has more content than {self.why}")
         if self.apparent < 0:
             raise BadArchiveError(
-                f"with {member}, of {member.size} bytes, its files seem to have more than {_MOST_APPARENT} bytes"
+                f"with {member}, of {member.size} bytes, its files seem to have more than {MOST_APPARENT} bytes"
             )
 
 
