@@ -17,6 +17,7 @@ from race.agent import (
     TokenUsage,
     Trajectory,
 )
+from race.background import Process, ProcessInfo
 from race.bash import Bash, BashResult
 from race.batch import cancel_batch, run_batch
 from race.batch_result import BatchResult, Estimate, TaskResult, Totals, VariantResult
@@ -37,6 +38,7 @@ from race.errors import (
 )
 from race.finals import Entrant, Rule, Standing, Standings, finals
 from race.fleet import Answer, Fleet, FleetPolicy, FleetSpec, Member
+from race.forks import ForkFailure, fork_many
 from race.gateway import Gateway, GatewayAccount, Line, Record, Source, Upstream
 from race.journal import Journal
 from race.memory import Memory
@@ -96,6 +98,7 @@ __all__ = [
     "Fleet",
     "FleetPolicy",
     "FleetSpec",
+    "ForkFailure",
     "Gate",
     "Gateway",
     "GatewayAccount",
@@ -114,6 +117,8 @@ __all__ = [
     "Package",
     "PathChange",
     "PluginError",
+    "Process",
+    "ProcessInfo",
     "RaceError",
     "RaceSpec",
     "Record",
@@ -158,6 +163,7 @@ __all__ = [
     "cancel_batch",
     "compare",
     "finals",
+    "fork_many",
     "load",
     "load_batch",
     "resume",

@@ -14,6 +14,7 @@ from race.sandbox import Sandbox
 _LISTENING = "0A"
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _PIECE = 1 << 16
+_PAUSE = 0.01
 
 
 async def listening(sandbox: Sandbox) -> list[int]:
@@ -86,10 +87,13 @@ async def forwarded(
             async def accept() -> None:
                 while True:
                     await anyio.wait_readable(listener)
-                    with contextlib.suppress(BlockingIOError, ConnectionError):
+                    try:
                         client, _ = listener.accept()
-                        client.setblocking(False)  # noqa: FBT003 - the library's signature
-                        group.start_soon(serve, client)
+                    except OSError:  # it has gone again, or there are too many
+                        await anyio.sleep(_PAUSE)
+                        continue
+                    client.setblocking(False)  # noqa: FBT003 - the library's signature
+                    group.start_soon(serve, client)
 
             group.start_soon(accept)
             yield listener.getsockname()[1]

@@ -147,3 +147,5 @@ RIVALS = {
 }
 STEPS = {"cp -a": 2, "git worktree": 2, "bubblewrap": 1, "crun": 4, "podman": 4}
 """How many figures a round of each gives."""
+SLOW = {("cp -a", "big"), ("git worktree", "big")}
+"""Those that copy tens of thousands of files each time."""

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 PROGRAMS = ("bash", "true", "sh", "cat", "sleep")
@@ -11,11 +12,11 @@ BIG_FILES = 8
 BIG_BYTES = 2 << 30
 
 
-def small(top: Path) -> Path:
+def small(top: Path, programs: Sequence[str] = PROGRAMS) -> Path:
     """A root filesystem with a few of this machine's programs and the libraries that they need."""
     for name in ("bin", "dev", "etc", "proc", "root", "sys", "tmp"):
         (top / name).mkdir(parents=True)
-    for name in PROGRAMS:
+    for name in programs:
         program = shutil.which(name, path="/bin:/usr/bin")
         assert program is not None, name
         shutil.copy(program, top / "bin" / name)

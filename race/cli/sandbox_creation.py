@@ -15,7 +15,12 @@ from race.spec import LimitsSpec
 
 def create(  # noqa: PLR0913, PLR0917 - one for each option
     name: Name,
-    image: Annotated[str, typer.Option("--image", help="host, or the path of a root filesystem.")] = "host",
+    image: Annotated[
+        str,
+        typer.Option(
+            "--image", help="host, or the path of a root filesystem, a tar file of one, or an OCI image."
+        ),
+    ] = "host",
     network: Annotated[
         list[str] | None,
         typer.Option(

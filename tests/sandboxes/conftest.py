@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
-import shutil
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.speed import trees
 from race.sandbox import SandboxSpec
 from race.sandboxes.local import LocalProvider
 from race.sandboxes.local.removal import remove_tree
@@ -38,20 +36,7 @@ def small_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root filesystem with a shell and a few programs, and no ``bash``."""
     top = tmp_path_factory.mktemp("image")
     top.chmod(0o755)
-    for name in ("bin", "etc", "root", "tmp", "proc", "dev"):
-        (top / name).mkdir()
-    for name in ("sh", "cat", "id", "ln", "ls", "mkdir", "rm", "sleep", "touch", "chmod", "stat"):
-        program = shutil.which(name, path="/bin:/usr/bin")
-        assert program is not None
-        shutil.copy(program, top / "bin" / name)
-        linked = subprocess.run(["ldd", program], capture_output=True, check=True, text=True).stdout
-        for library in re.findall(r"(/\S+) \(0x", linked):
-            place = top / library.lstrip("/")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if not place.exists():
-                shutil.copy(library, place)
-    (top / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
-    return top
+    return trees.small(top, ("sh", "cat", "id", "ln", "ls", "mkdir", "rm", "sleep", "touch", "chmod", "stat"))
 
 
 @pytest.fixture
@@ -62,6 +47,7 @@ async def provider(local_home: Path, anyio_backend: str) -> AsyncIterator[LocalP
     left = await made.list()
     for each in reversed(left):
         await (await made.get(each.name)).delete()
+    await made.collect()  # layers that were theirs
     await made.aclose()
 
 

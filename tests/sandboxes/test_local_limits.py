@@ -122,6 +122,41 @@ async def test_what_was_written_before_a_stop_counts(
     ).stderr == b""  # what it inherits does not
 
 
+async def test_a_transfer_that_is_too_large_leaves_no_half_of_a_file(
+    provider: LocalProvider, new_name: Callable[[], str]
+) -> None:
+    made, sibling = await _pair(provider, new_name(), Limits(disk=16 * MIB))
+    await made.exec("mkdir /app")
+    with pytest.raises(SandboxError, match="File too large"):
+        await made.write([File(b"/app/large", bytes(20 * MIB))])
+    assert (await made.exec("ls -A /app")).stdout == b""
+    await made.write([File(b"/app/small", bytes(MIB))])
+    await _are_well(made, sibling)
+
+
+_FORKING = f"""
+import os, time
+held = bytearray(os.urandom(1)) * {60 * MIB}
+for _ in range(6):
+    if os.fork() == 0:
+        time.sleep(0.5)
+        os._exit(0)
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        break
+print("all ended")
+"""
+
+
+async def test_memory_that_forked_processes_share_counts_once(
+    watched: LocalProvider, new_name: Callable[[], str]
+) -> None:
+    made = await watched.create(SandboxSpec(new_name(), limits=Limits(memory=128 * MIB)))
+    assert (await made.exec(["python3", "-c", _FORKING])).stdout == b"all ended\n"
+
+
 _HOG = "held = []\nwhile True: held.append(bytearray(5 << 20))"
 
 

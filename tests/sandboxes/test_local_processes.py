@@ -178,8 +178,9 @@ async def test_pid_1_is_not_used_up_by_many(sandbox: Sandbox) -> None:
     there = (await sandbox.exec(descriptors)).stdout
 
     async def one(number: int) -> None:
-        made = await sandbox.spawn(f"n-{number}", f"sleep 0.05; exit {number}")
+        made = await sandbox.spawn(f"n-{number}", f"read line; exit {number}")
         assert await made.wait(0.001) is None
+        await made.send(b"", end=True)
         assert await made.wait() == number
 
     async with anyio.create_task_group() as group:

@@ -90,12 +90,11 @@ class Cgroups:
         """
         if limits.disk is not None and limits.disk < 1:
             raise SandboxError(f"a sandbox may write at least one byte, not {limits.disk}")
-        if (
-            limits.cores is not None
-            and not set(limits.cores) & os.sched_getaffinity(0) == set(limits.cores) != set()
-        ):
-            offered = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
-            raise SandboxError(f"a sandbox can run on the processors {offered}, not on {limits.cores}")
+        if limits.cores is not None:
+            here = os.sched_getaffinity(0)
+            if not limits.cores or not here.issuperset(limits.cores):
+                offered = ", ".join(map(str, sorted(here)))
+                raise SandboxError(f"a sandbox can run on the processors {offered}, not on {limits.cores}")
         if limits.memory is not None and limits.memory < _LEAST_MEMORY:
             raise SandboxError(
                 f"a sandbox needs at least {_LEAST_MEMORY} bytes of memory, not {limits.memory}"
@@ -197,10 +196,23 @@ def _set(folder: Path, version: int, limit: str, value: float) -> None:
 
 
 def _candidates(controller: str) -> list[Hierarchy]:
-    """Where groups with a controller might be made, the nearest to this process's own group first."""
-    own = _own_groups()
+    """Where groups with a controller might be made on this machine."""
+    return candidates(
+        controller, Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
+    )
+
+
+def candidates(controller: str, mounts: str, groups: str) -> list[Hierarchy]:
+    """Where groups with a controller might be made, the nearest to this process's own group first.
+
+    Args:
+        controller: as the kernel names it.
+        mounts: what is mounted, in the form of ``/proc/self/mountinfo``.
+        groups: this process's group in each hierarchy, in the form of ``/proc/self/cgroup``.
+    """
+    own = _own_groups(groups)
     found: list[Hierarchy] = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in mounts.splitlines():
         fields, _, rest = line.partition(" - ")
         kind, _, options = rest.split(" ", 2)
         top = Path(fields.split()[4])
@@ -215,10 +227,10 @@ def _candidates(controller: str) -> list[Hierarchy]:
     return found
 
 
-def _own_groups() -> dict[str, str]:
+def _own_groups(groups: str) -> dict[str, str]:
     """This process's group in each hierarchy, by controller; the second version's by the empty name."""
     found: dict[str, str] = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         for each in controllers.split(","):
             found[each] = path

@@ -201,6 +201,7 @@ class Guard:
     def __init__(self, memory: int | None, disk: DiskGuard | None) -> None:
         self._memory = memory
         self._disk = disk
+        self._next = 0.0
         self.ended: dict[str, float] = {}
         """When something was last ended for the sake of a limit, on the monotonic clock."""
 
@@ -208,10 +209,17 @@ class Guard:
         """Seconds until the next look; None if there is nothing to watch."""
         if (self._memory is None and self._disk is None) or not _anything_runs():
             return None
-        return 0.0 if self._disk is not None and self._disk.is_counting else LOOK_EVERY
+        return 0.0 if self._is_counting() else LOOK_EVERY
+
+    def _is_counting(self) -> bool:
+        return self._disk is not None and self._disk.is_counting
 
     def look(self) -> None:
-        """End what exceeds a limit."""
+        """End what exceeds a limit. Does nothing if it was called a moment ago."""
+        now = time.monotonic()
+        if now < self._next and not self._is_counting():
+            return
+        self._next = now + LOOK_EVERY / 2
         if self._disk is not None and self._disk.look():
             self.ended["disk"] = time.monotonic()
             with contextlib.suppress(ProcessLookupError):
@@ -230,9 +238,13 @@ class Guard:
         return self._disk is not None and self._disk.is_over
 
     def _look_at_memory(self, limit: int) -> None:
-        sizes = {pid: size for pid, size in private_memory().items() if size}
-        shared = os.statvfs(_SHARED_MEMORY)
-        used = sum(sizes.values()) + (shared.f_blocks - shared.f_bfree) * shared.f_frsize
+        files = os.statvfs(_SHARED_MEMORY)
+        in_files = (files.f_blocks - files.f_bfree) * files.f_frsize
+        sizes = private_memory()
+        if sum(sizes.values()) + in_files <= limit:
+            return
+        sizes = {pid: _fair_share(pid, size) for pid, size in sizes.items()}
+        used = sum(sizes.values()) + in_files
         while used > limit and sizes:
             largest = max(sizes, key=sizes.__getitem__)
             self.ended["memory"] = time.monotonic()
@@ -241,7 +253,10 @@ class Guard:
 
 
 def private_memory() -> dict[int, int]:
-    """The bytes of memory that each process but PID 1 has to itself, as ``/proc/PID/statm`` tells."""
+    """The bytes of memory that each process but PID 1 has, without files, as ``/proc/PID/statm`` tells.
+
+    What a process shares with the one that it was forked from is counted for both.
+    """
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
@@ -252,6 +267,23 @@ def private_memory() -> dict[int, int]:
                 fields = file.read().split()
                 found[int(name)] = (int(fields[1]) - int(fields[2])) * _PAGE
     return found
+
+
+def _fair_share(pid: int, most: int) -> int:
+    """The bytes of memory of a process, with its share only of what it has in common with others.
+
+    Args:
+        pid: of the process.
+        most: what to answer if this process may not look into it.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss_Anon:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, IndexError, ValueError):
+        pass
+    return most
 
 
 def _anything_runs() -> bool:

@@ -17,7 +17,7 @@ from race.sandboxes.local import locks
 from race.sandboxes.local.removal import remove_tree
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+    from collections.abc import AsyncGenerator, Callable, Generator
 
     from race.sandboxes.local.record import Record
 
@@ -90,8 +90,12 @@ class LayerStore:
         return tuple(sorted(int(each) for each in os.listdir(self._home / folder) if each.isdigit()))
 
     @contextlib.contextmanager
-    def unused(self, records: Callable[[], Iterable[Record]]) -> Generator[list[Path]]:
-        """Layers that no sandbox uses, and what killed builders left. Nobody can begin to use them in the block."""
+    def unused(self, records: Callable[[], list[Record] | None]) -> Generator[list[Path]]:
+        """Layers that no sandbox uses, and what killed builders left. Nobody can begin to use them in the block.
+
+        Args:
+            records: gives those of all sandboxes; None if that is not known, and then nothing is unused.
+        """
         if not self._all.is_dir():
             yield []
             return
@@ -102,7 +106,11 @@ class LayerStore:
             except BlockingIOError:
                 yield []  # somebody is at work with them; there will be another time
                 return
-            used = {Path(each).parts[1] for record in records() for each in _shared(record)}
+            known = records()
+            if known is None:
+                yield []
+                return
+            used = {Path(each).parts[1] for record in known for each in _shared(record)}
             yield [
                 each
                 for each in sorted(self._all.iterdir())

@@ -103,7 +103,7 @@ def sweep_layers(workshop: Workshop) -> list[str]:
     Returns:
         A line about each.
     """
-    with workshop.layers.unused(lambda: workshop.records.all(unborn=True)) as unused:
+    with workshop.layers.unused(workshop.records.every) as unused:
         for folder in unused:
             _remove(workshop, folder)
         return [f"removed the layer {each.name}, which no sandbox uses" for each in unused]

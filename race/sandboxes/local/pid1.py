@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -210,17 +211,19 @@ class Server:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            bounds = self._bounds._replace(file_size=self._guard.file_size)
             if message["do"] == "exec":
                 streams = [self._null] * 3
                 if not message["terminal"]:
                     outputs = 1 if message["merged"] else 2
                     given = descriptors[-1] if message["has_input"] else self._null
                     streams = [given, descriptors[0], descriptors[outputs - 1]]
-                bounds = self._bounds._replace(file_size=self._guard.file_size)
                 shim.run(message, streams, connection.socket, bounds)
             elif message["do"] == "put" and self._guard.disk_is_full:
                 wire.send(connection.socket, {"error": _DISK_FULL})
             else:
+                if bounds.file_size is not None:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (bounds.file_size, bounds.file_size))
                 work = transfer.put if message["do"] == "put" else transfer.take
                 wire.send(connection.socket, work(descriptors[0], message["path"]))
             status = 0

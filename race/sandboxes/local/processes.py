@@ -9,6 +9,7 @@ import time
 
 _AT_REST = "TtZX"
 _STOPPED = "Tt"
+_A_NUMBER = 32
 _ROUNDS_BEFORE_STOPPING_ALL = 3
 _SETTLING = 1.0
 """Seconds to wait for stopped processes to come to rest. What is deep in the kernel then stops as it leaves
@@ -87,6 +88,7 @@ def end_tree(root: int) -> set[int]:
         What was killed. It is gone only when it has been reaped.
     """
     tell(root, signal.SIGSTOP)  # else it would report its command's death as an ordinary one
+    _kill_group_of_first_child(root)
     doomed: set[int] = set()
     for _ in range(_ROUNDS_BEFORE_STOPPING_ALL):
         new = descendants(root) - doomed
@@ -103,6 +105,17 @@ def end_tree(root: int) -> set[int]:
         return doomed | {root}
     _kill(root, doomed)
     return doomed | {root}
+
+
+def _kill_group_of_first_child(root: int) -> None:
+    """Kill, in one step, what has not left the process group of the command, which is nearly always all of it.
+
+    It then takes no time from the search for the rest.
+    """
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        with open(f"/proc/{root}/task/{root}/children", "rb") as file:
+            first = int(file.read(_A_NUMBER).split()[0])
+        os.killpg(first, signal.SIGKILL)
 
 
 def _kill(root: int, others: set[int]) -> None:

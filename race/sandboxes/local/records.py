@@ -112,6 +112,11 @@ class Records:
                     found.append(record)
         return sorted(found, key=lambda each: (each.created, each.name))
 
+    def every(self) -> list[Record] | None:
+        """The records of all sandboxes, whole or not; None if one of them cannot be read."""
+        found = self.all(unborn=True)
+        return found if {each.name for each in found} >= set(self.names()) else None
+
     def forks(self, name: str) -> list[str]:
         """The sandboxes that were forked from this one, or are just being. Its lock must be held."""
         try:

@@ -19,7 +19,7 @@ from race.sandboxes.local import oci, syscalls
 from race.sandboxes.local.blobs import Blob, FolderBlobs, TarBlobs
 from race.sandboxes.local.compression import is_compressed, uncompressed
 from race.sandboxes.local.tar_reading import BadArchiveError, Reader
-from race.sandboxes.local.unpacking import free_budget, unpack
+from race.sandboxes.local.unpacking import free_budget, is_opaque_root, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -105,9 +105,8 @@ class RootfsImages:
         found: list[str] = []
         for layer in reversed(layers):
             found.append(f"{layer}/0")
-            with contextlib.suppress(OSError):
-                if os.getxattr(self._home / layer / "0", "user.overlay.opaque") == b"y":
-                    break
+            if is_opaque_root(self._home / layer / "0"):
+                break
         return tuple(dict.fromkeys(found))
 
     def _tar_digest(self, path: Path) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from race.sandboxes.local.layers import Layers, is_opaque, is_whiteout
 from race.sandboxes.local.tar_reading import BLOCK, LITERAL, LONGEST_PATH, XATTR, shown
-from race.sandboxes.local.unpacking import OPAQUE, OVERLAY_MARKS, WHITEOUT
+from race.sandboxes.local.unpacking import MOST_APPARENT, OPAQUE, OVERLAY_MARKS, WHITEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,6 +51,7 @@ class LayerWriter:
         self._pulse = pulse
         self._as_root = os.geteuid() == 0
         self._links: dict[tuple[int, int], bytes] = {}
+        self._apparent = 0
         self.entries = 0
         self.size = 0
         """Bytes of content, without holes."""
@@ -130,6 +131,11 @@ class LayerWriter:
             raise UnmovableError(f"{shown(name)} vanished")
         try:
             status = os.fstat(opened)
+            self._apparent += status.st_size
+            if self._apparent > MOST_APPARENT:
+                raise UnmovableError(
+                    f"with {shown(name)}, of {status.st_size} bytes, its files seem to have more than {MOST_APPARENT}"
+                )
             attributes = _attributes(opened)
             extents = list(_extents(opened, status))
             if extents == [(0, status.st_size)] or len(extents) > _LONGEST_MAP:

@@ -11,7 +11,7 @@ gzip, xz, bzip2 or zstd), with these entries in this order:
     that these have inside. The layers of the image ``host`` are not in it, they are the machine itself.
 ``blobs/sha256/DIGEST``
     The image's configuration. Other tools find ``config.Env`` and ``rootfs.diff_ids`` in it; under ``race.sandbox``
-    is an `_Passport`, whose ``format`` is 1. Whatever reads format 1 refuses a higher one.
+    is a `_Passport`, whose ``format`` is 1. Whatever reads format 1 refuses a higher one.
 ``blobs/sha256/DIGEST``, ``index.json``
     The image's manifest, and the index that names it.
 
@@ -44,7 +44,7 @@ from race.sandboxes.local.network import check_network
 from race.sandboxes.local.record import Layer, Mount, Record, check_name
 from race.sandboxes.local.tar_reading import BLOCK, BadArchiveError
 from race.sandboxes.local.tar_writing import LayerWriter, UnmovableError
-from race.sandboxes.local.unpacking import Budget, free_budget, unpack
+from race.sandboxes.local.unpacking import Budget, free_budget, is_opaque_root, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -421,7 +421,11 @@ class _Loading:
                     "its passport says"
                 )
 
-        return self._workshop.layers.get(key, fill)
+        made = self._workshop.layers.get(key, fill)
+        for part in self._workshop.layers.parts(made):
+            if is_opaque_root(self._workshop.home / made / str(part)):
+                raise BadArchiveError(f"the layer {image_layer.name!r} hides all that is below it")
+        return made
 
     def _unpack(self, stream: Stream, place: _Places, budget: Budget) -> None:
         unpack(stream, place, budget, self._pulse)

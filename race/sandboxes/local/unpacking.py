@@ -30,8 +30,10 @@ OVERLAY_MARKS = (b"user.overlay.", b"trusted.overlay.")
 NOBODY = 65534
 IDS = 65536
 
-_MOST_APPARENT = 1 << 40
-"""Bytes that all files together may seem to have: sparse ones take no room, but may be read."""
+MOST_APPARENT = 1 << 40
+"""Bytes that all files of a layer together may seem to have: sparse ones take no room, but may be read."""
+_MOST_ENTRIES = 4_000_000
+"""Of one layer; whole systems with everything that they come with have fewer than one million."""
 _OPEN_FOLDERS = 32
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,7 +53,7 @@ class Budget:
     entries: int
     size: int
     why: str
-    apparent: int = _MOST_APPARENT
+    apparent: int = MOST_APPARENT
 
     def take(self, member: Member) -> None:
         """Count an entry.
@@ -69,15 +71,23 @@ class Budget:
             raise BadArchiveError(f"with {member} it has more content than {self.why}")
         if self.apparent < 0:
             raise BadArchiveError(
-                f"with {member}, of {member.size} bytes, its files seem to have more than {_MOST_APPARENT} bytes"
+                f"with {member}, of {member.size} bytes, its files seem to have more than {MOST_APPARENT} bytes"
             )
 
 
 def free_budget(folder: Path) -> Budget:
     """Half of what is free where a layer goes."""
     free = os.statvfs(folder)
-    entries = free.f_favail // 2 if free.f_files else 1 << 32
+    entries = min(free.f_favail // 2, _MOST_ENTRIES) if free.f_files else _MOST_ENTRIES
     return Budget(entries, free.f_bavail * free.f_frsize // 2, "half of the room that there is on this disk")
+
+
+def is_opaque_root(folder: Path) -> bool:
+    """Whether a layer hides all layers below it, which the kernel does not know how to."""
+    try:
+        return os.getxattr(folder, "user.overlay.opaque") == b"y"
+    except OSError:
+        return False
 
 
 def unpack(
@@ -165,7 +175,8 @@ class _Layer:
             self._settle(member, parent, name)
         else:
             with self._new(member, parent, name):
-                os.mkfifo(name, member.mode, dir_fd=parent)
+                os.mkfifo(name, dir_fd=parent)
+            os.chmod(name, member.mode, dir_fd=parent)
             self._settle(member, parent, name)
 
     def hard_link(self, member: Member, path: bytes, target: bytes) -> None:
