@@ -47,6 +47,7 @@ class LocalProvider:
             networks=frozenset({"full", "none", "hosts"}),
             limits=frozenset({"processes", *self._workshop.cgroups.hierarchies}),
             images=frozenset({"host", "directory"}),
+            features=frozenset({"terminal", "listen", "freeze", "changes", "live_fork"}),
         )
 
     async def check(self) -> list[Finding]:
