@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -290,7 +290,7 @@ async def _fork_and_work(course: Course, attempt: Attempt) -> float:
     journal = _journal(course, attempt, recorder)
     bash = Bash(
         fork,
-        workdir=spec.base.workdir,
+        workdir=fork.place(spec.base.workdir),
         timeout=entry.command_timeout,
         recorder=recorder,
         on_start=lambda c: course.emit("attempt.command", name, step=recorder.step, command=c[:500]),
@@ -390,7 +390,8 @@ async def _work(
             anyio.move_on_after(left) as timer,
             boundary(AgentError, f"agent {attempt.entry.agent!r}"),
         ):
-            done = cast("object", await run(task_of(course.spec), bash, context))
+            task = replace(task_of(course.spec), workdir=bash.workdir)
+            done = cast("object", await run(task, bash, context))
             if not isinstance(done, Trajectory):
                 raise TypeError(f"run() returned {type(done).__name__}, not a Trajectory")
             if account.broken:

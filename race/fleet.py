@@ -283,8 +283,9 @@ class Fleet:
             entry = spec.entries[0]
             recorder = Recorder(entry.max_steps, _Spending(self._table, self.name, self.spec.policy.cost_usd))
             sandbox = await self._provider.get(member.sandbox)
-            bash = Bash(sandbox, workdir=self.spec.workdir, timeout=entry.command_timeout, recorder=recorder)
-            task = Task(self.name, prompt, self.spec.workdir)
+            workdir = sandbox.place(self.spec.workdir)
+            bash = Bash(sandbox, workdir=workdir, timeout=entry.command_timeout, recorder=recorder)
+            task = Task(self.name, prompt, workdir)
             account = gateway.account(member.id, recorder, seed=1, deadline=anyio.current_time() + time_limit)
             context = AgentContext(
                 member.id, entry.model, entry.hint, 1, time_limit, recorder, account=account

@@ -538,6 +538,12 @@ class LeavesAFolder(Sandbox):
             raise
 
 
+@breaks("place_is_what_commands_call_it")
+class Elsewhere(Sandbox):
+    def place(self, path: str) -> str:
+        return f"/elsewhere{path}"
+
+
 @breaks("host_out_of_reach")
 class SharesFiles(Sandbox):
     async def exec(self, command: Any, **given: Any) -> Any:

@@ -123,6 +123,10 @@ class LocalSandbox:
 
     # Commands and files
 
+    def place(self, path: str) -> str:
+        """What commands inside call ``path``."""
+        return path
+
     async def exec(
         self,
         command: str | Sequence[str],

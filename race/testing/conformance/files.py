@@ -243,6 +243,18 @@ async def download_missing(bench: Bench) -> None:
     raise Broken("downloading what is missing was not refused")
 
 
+async def place_is_what_commands_call_it(bench: Bench) -> None:
+    """What commands call a path is known, and all methods take that as well."""
+    sandbox = await bench.new()
+    await sandbox.write([File(_at(b"file"), b"x")])
+    place = sandbox.place(f"{WORK}/file")
+    same(await output(sandbox, ["cat", place], cwd="/"), b"x", "what a command finds there")
+    same(await output(sandbox, "ls", cwd=sandbox.place(WORK)), b"file\n", "what is in a working directory")
+    await sandbox.write([File(place.encode(), b"y")])
+    same(await sandbox.read(place), b"y", "what was written there")
+    same(await sandbox.read(f"{WORK}/file"), b"y", "what was written there, by its other name")
+
+
 async def host_out_of_reach(bench: Bench) -> None:
     """A file of the host is not seen inside."""
     sandbox = await bench.new()
@@ -279,6 +291,7 @@ CHECKS = (
     Check(download_keeps_a_tree),
     Check(download_refuses_an_existing_target),
     Check(download_missing),
+    Check(place_is_what_commands_call_it),
     Check(host_out_of_reach, isolated=True),
     Check(paths_are_the_sandboxes_own, isolated=True),
 )
