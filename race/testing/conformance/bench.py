@@ -224,6 +224,16 @@ async def grows(sandbox: Sandbox, file: str) -> bool:
     return await size(sandbox, file) > before
 
 
+async def tick(sandbox: Sandbox, file: str) -> None:
+    """Start a background process that ticks into a file of `WORK`, and wait for its first tick."""
+    await sandbox.exec(f"{TICKING.format(file=file)} &", cwd=WORK)
+
+    async def begun() -> bool:
+        return await size(sandbox, file) > 0
+
+    await until(begun, "a background process did not write anything")
+
+
 async def until(holds: Callable[[], Awaitable[bool]], what: str, *, seconds: float = 10.0) -> None:
     """Wait for something that has to come true.
 

@@ -22,6 +22,7 @@ from race.testing.conformance.bench import (
     refused,
     same,
     size,
+    tick,
     until,
 )
 
@@ -139,7 +140,7 @@ async def exec_timeout_ends_everything(bench: Bench) -> None:
 async def exec_timeout_spares_others(bench: Bench) -> None:
     """A time-out ends nothing that another command had started."""
     sandbox = await bench.new()
-    await sandbox.exec(TICKING.format(file="other") + " &", cwd=WORK)
+    await tick(sandbox, "other")
     await sandbox.exec("sleep 100", cwd=WORK, timeout=0.3)
     expect(await grows(sandbox, "other"), "a process of an earlier command was ended")
 

@@ -7,7 +7,6 @@ import anyio
 from race.sandbox import Change, File, Limits, Link, Removed, Sandbox
 from race.testing.conformance.bench import (
     INSIDE,
-    TICKING,
     WORK,
     Bench,
     Check,
@@ -16,6 +15,7 @@ from race.testing.conformance.bench import (
     output,
     refused,
     same,
+    tick,
 )
 
 
@@ -38,7 +38,8 @@ async def fork_of_a_stopped_one(bench: Bench) -> None:
 async def fork_of_a_running_one(bench: Bench) -> None:
     """A fork of a running sandbox has its files and none of its processes, and the original goes on."""
     parent = await bench.new()
-    await parent.exec(f"echo kept >kept; {TICKING.format(file='ticks')} &", cwd=WORK)
+    await output(parent, "echo kept >kept")
+    await tick(parent, "ticks")
     fork = await bench.fork(parent)
     same(await output(fork, "cat kept"), b"kept\n", "the files of a fork")
     expect(not await grows(fork, "ticks"), "a process of the original runs in the fork")

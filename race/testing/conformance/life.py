@@ -10,7 +10,6 @@ from race.errors import MachineError, SandboxError, SpecError
 from race.sandbox import File, Finding, Limits, Network
 from race.testing.conformance.bench import (
     INSIDE,
-    TICKING,
     WORK,
     Bench,
     Broken,
@@ -20,6 +19,7 @@ from race.testing.conformance.bench import (
     output,
     refused,
     same,
+    tick,
 )
 
 _FILE = INSIDE + b"/file"
@@ -81,7 +81,8 @@ async def create_refuses_what_it_cannot(bench: Bench) -> None:
 async def stop_ends_processes_and_keeps_files(bench: Bench) -> None:
     """Stopping ends every process; the files stay, and can be read."""
     sandbox = await bench.new()
-    await sandbox.exec(f"echo kept >file; {TICKING.format(file='ticks')} &", cwd=WORK)
+    await output(sandbox, "echo kept >file")
+    await tick(sandbox, "ticks")
     await sandbox.stop()
     await sandbox.stop()
     same((await sandbox.info()).state, "stopped", "the state")
@@ -102,7 +103,8 @@ async def stopped_ones_run_nothing(bench: Bench) -> None:
 async def start_runs_it_again(bench: Bench) -> None:
     """Starting runs a stopped sandbox again, with its files and without its processes."""
     sandbox = await bench.new()
-    await sandbox.exec(f"echo kept >file; {TICKING.format(file='ticks')} &", cwd=WORK)
+    await output(sandbox, "echo kept >file")
+    await tick(sandbox, "ticks")
     await sandbox.stop()
     await sandbox.start()
     await sandbox.start()
@@ -114,7 +116,7 @@ async def start_runs_it_again(bench: Bench) -> None:
 async def start_leaves_a_running_one(bench: Bench) -> None:
     """Starting a running sandbox does nothing to it."""
     sandbox = await bench.new()
-    await sandbox.exec(f"{TICKING.format(file='ticks')} &", cwd=WORK)
+    await tick(sandbox, "ticks")
     await sandbox.start()
     expect(await grows(sandbox, "ticks"), "a process was ended")
 
@@ -122,7 +124,7 @@ async def start_leaves_a_running_one(bench: Bench) -> None:
 async def freeze_holds(bench: Bench) -> None:
     """Freezing holds every process where it is, and thawing lets it go on."""
     sandbox = await bench.new()
-    await sandbox.exec(f"{TICKING.format(file='ticks')} &", cwd=WORK)
+    await tick(sandbox, "ticks")
     await sandbox.freeze()
     same((await sandbox.info()).state, "frozen", "the state")
     before = len(await sandbox.read(f"{WORK}/ticks"))
@@ -226,7 +228,8 @@ async def get_finds(bench: Bench) -> None:
 async def others_take_over(bench: Bench) -> None:
     """Another instance of the provider takes a running sandbox over, with its processes, and both go on with it."""
     sandbox = await bench.new(labels={"race": "r1"})
-    await sandbox.exec(f"echo here >file; {TICKING.format(file='ticks')} &", cwd=WORK)
+    await output(sandbox, "echo here >file")
+    await tick(sandbox, "ticks")
     async with bench.again() as other:
         taken = await other.get(sandbox.name)
         same(dict((await taken.info()).labels), {"race": "r1"}, "the labels, as another instance sees them")
@@ -247,7 +250,7 @@ async def sandboxes_outlive_the_provider(bench: Bench) -> None:
     async with bench.again() as other:
         sandbox = await other.create(bench.spec())
         await sandbox.write([File(_FILE, b"x")])
-        await sandbox.exec(f"{TICKING.format(file='ticks')} &", cwd=WORK)
+        await tick(sandbox, "ticks")
     left = await bench.provider.get(sandbox.name)
     same((await left.info()).state, "running", "the state")
     expect(await grows(left, "ticks"), "its process was ended")
