@@ -24,7 +24,7 @@ import socket
 s = socket.create_server(("127.0.0.1", {port}))
 while True:
     c = s.accept()[0]; c.sendall(b"inside"); c.close()'
-else while :; do printf inside | nc -l -p {port} -s 127.0.0.1; done; fi
+else while :; do printf inside | nc -l -p {port}; done; fi
 """
 
 
