@@ -16,6 +16,7 @@ _SETTINGS = """
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+exit_command_delay = 1
 """
 # crun refuses control groups of both versions at once; the second is hidden in a mount namespace of the service's own.
 _START = """

@@ -12,10 +12,12 @@ import pytest
 from race.errors import MachineError, SandboxError
 from race.plugins import provider as make_provider
 from race.sandbox import File, SandboxProvider, SandboxSpec
-from race.sandboxes.docker import DockerProvider, containers, scripts
+from race.sandboxes import scripts
+from race.sandboxes.docker import DockerProvider, containers
 from race.sandboxes.docker.engine import Engine
 from race.sandboxes.docker.execution import Frames
 from race.sandboxes.local.output import Output
+from race.sandboxes.marked import Marked
 from race.testing import CHECKS, Check, check_provider
 from tests.racing import project, run, script, spec
 from tests.sandboxes.podman import image, missing, service
@@ -186,14 +188,13 @@ def test_the_end_of_a_stream_is_found_wherever_it_is_cut() -> None:
     ):
         stream += bytes([kind, 0, 0, 0]) + len(piece).to_bytes(4, "big") + piece
     for size in (1, 3, 7, 1000):
-        outputs = [Output(100), Output(100)]
-        frames = Frames("mark", outputs)
+        marked = Marked("mark", [Output(100), Output(100)])
+        frames = Frames(marked)
         for start in range(0, len(stream), size):
             frames.feed(stream[start : start + size])
-        frames.finish()
-        assert frames.complete
-        assert [o.kept() for o in outputs] == [b"out\0not-it\n", b"err\n"]
-        assert frames.said[0] == b"mark exit 3"
+        assert marked.complete
+        result = marked.result(0.0, "/", timed_out=False)
+        assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\0not-it\n", b"err\n")
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

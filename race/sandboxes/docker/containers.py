@@ -10,7 +10,8 @@ from typing import Any
 
 from race.errors import SandboxError
 from race.sandbox import Limits, Network
-from race.sandboxes.docker import execution, scripts
+from race.sandboxes import scripts
+from race.sandboxes.docker import execution
 from race.sandboxes.docker.engine import Engine, failures, is_missing
 from race.sandboxes.records import Record
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from race.errors import SandboxError
 from race.sandbox import Change
-from race.sandboxes.docker import scripts
+from race.sandboxes import scripts
 from race.sandboxes.docker.engine import Engine, Status
 from race.sandboxes.local.changes import kind_of, within
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from race.errors import SandboxError
-from race.sandbox import ExecResult, Usage
-from race.sandboxes.docker import scripts
+from race.sandbox import ExecResult
+from race.sandboxes import scripts
 from race.sandboxes.docker.engine import Engine, failures
 from race.sandboxes.local.output import Output
+from race.sandboxes.marked import Marked
 
 if TYPE_CHECKING:
     from race.sandboxes.local.messages import ExecRequest
@@ -116,25 +117,15 @@ class Stream:
 
 
 class Frames:
-    """Takes the multiplexed stream apart, and finds the words of the shell around the command at its end.
+    """Takes the multiplexed stream of the API apart.
 
     Args:
-        mark: what these begin with, after a NUL byte.
-        outputs: of standard output and standard error.
+        marked: what takes the streams in.
     """
 
-    def __init__(self, mark: str, outputs: list[Output]) -> None:
-        self._mark = b"\0" + mark.encode()
-        self._outputs = outputs
+    def __init__(self, marked: Marked) -> None:
+        self._marked = marked
         self._held = b""
-        self._tails = [b""] * len(outputs)
-        self.said: list[bytes | None] = [None] * len(outputs)
-        """What was said at the end of each stream."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether all streams have come to the command's end."""
-        return all(s is not None for s in self.said)
 
     def feed(self, data: bytes) -> None:
         """Take in the next bytes of the connection."""
@@ -145,34 +136,7 @@ class Frames:
                 return
             piece = self._held[_HEADER : _HEADER + length]
             self._held = self._held[_HEADER + length :]
-            number = 1 if kind == _STDERR else 0
-            if number < len(self._outputs):
-                self._take(number, piece)
-
-    def _take(self, number: int, piece: bytes) -> None:
-        if self.said[number] is not None:
-            return  # of background processes
-        held = self._tails[number] + piece
-        found = held.find(self._mark)
-        if found >= 0:
-            line, end, _ = held[found + 1 :].partition(b"\n")
-            if not end:
-                self._tails[number] = held
-                return
-            self._outputs[number].add(held[:found])
-            self.said[number] = line
-            self._tails[number] = b""
-            return
-        # The words may be cut in two.
-        keep = len(self._mark) - 1
-        self._outputs[number].add(held[:-keep] if len(held) > keep else b"")
-        self._tails[number] = held[-keep:]
-
-    def finish(self) -> None:
-        """There is nothing more."""
-        for number, tail in enumerate(self._tails):
-            if self.said[number] is None:
-                self._outputs[number].add(tail)
+            self._marked.take(1 if kind == _STDERR else 0, piece)
 
 
 async def run(
@@ -196,8 +160,8 @@ async def run(
     """
     mark = secrets.token_hex(8)
     merged = bool(asked["merged"])
-    outputs = [Output(output_limit) for _ in range(1 if merged else 2)]
-    frames = Frames(mark, outputs)
+    marked = Marked(mark, [Output(output_limit) for _ in range(1 if merged else 2)])
+    frames = Frames(marked)
     began = time.monotonic()
     put: list[tuple[bytes, bytes, int]] = []
     script, source = "-", "-"
@@ -216,32 +180,21 @@ async def run(
         await engine.call(stream.start)
         began = time.monotonic()
         with anyio.move_on_after(asked["timeout"]) as timer:
-            while not frames.complete and (data := await engine.call(stream.read, abandon=True)):
+            while not marked.complete and (data := await engine.call(stream.read, abandon=True)):
                 frames.feed(data)
-        timed_out = timer.cancelled_caught and not frames.complete
-        if frames.complete:
+        timed_out = timer.cancelled_caught and not marked.complete
+        if marked.complete:
             await _let_go(engine, handle, stream, mark)
         if timed_out:
             await end(engine, handle, mark)
-        code, cpu = await _ended(engine, stream, frames, asked["cwd"]) if not timed_out else (None, 0.0)
+        status = None if timed_out or marked.said[0] else await engine.call(stream.status)
     except BaseException:
         with anyio.move_on_after(_ENDING, shield=True):
             await end(engine, handle, mark)
         raise
     finally:
         stream.close()
-    frames.finish()
-    stdout, stderr = (*outputs, Output(0))[:2]
-    return ExecResult(
-        exit_code=code,
-        stdout=stdout.kept(),
-        stderr=stderr.kept(),
-        stdout_bytes=stdout.total,
-        stderr_bytes=stderr.total,
-        timed_out=timed_out,
-        seconds=time.monotonic() - began,
-        usage=Usage(cpu_seconds=cpu),
-    )
+    return marked.result(time.monotonic() - began, asked["cwd"], timed_out=timed_out, status=status)
 
 
 async def _let_go(engine: Engine, handle: str, stream: Stream, mark: str) -> None:
@@ -253,30 +206,6 @@ async def _let_go(engine: Engine, handle: str, stream: Stream, mark: str) -> Non
     await engine.call(
         lambda: engine.put(handle, packed([(f"{scripts.OWN}/{mark}.done".encode(), b"", 0o600)]))
     )
-
-
-async def _ended(engine: Engine, stream: Stream, frames: Frames, cwd: str) -> tuple[int | None, float]:
-    """The status and the processor time of a command, from what was said at its end."""
-    words = (frames.said[0] or b"").decode("ascii", "replace").split()[1:]
-    match words:
-        case ["cwd"]:
-            raise SandboxError(f"the working directory {cwd!r} cannot be used")
-        case [by, code, *used]:
-            return (128 - int(code) if by == "signal" else int(code)), sum(map(_seconds, used))
-        case _:
-            # The shell around it was ended as well.
-            status = await engine.call(stream.status)
-            if status is None:
-                raise SandboxError("the command was lost: its sandbox was stopped, or the engine broke")
-            return (128 - status if status > 128 else status), 0.0  # noqa: PLR2004 - how shells tell signals
-
-
-def _seconds(word: str) -> float:
-    minutes, _, seconds = word.rstrip("s").partition("m")
-    try:
-        return 60 * float(minutes) + float(seconds)
-    except ValueError:
-        return 0.0
 
 
 async def end(engine: Engine, handle: str, mark: str) -> None:

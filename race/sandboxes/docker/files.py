@@ -13,13 +13,13 @@ from pathlib import Path
 
 from race.errors import SandboxError
 from race.sandbox import Directory, Entry, File, Link, Removed
-from race.sandboxes.docker import scripts
+from race.sandboxes import scripts
 from race.sandboxes.docker.engine import Engine
 from race.sandboxes.docker.execution import plain
-from race.sandboxes.docker.scripts import quoted
 from race.sandboxes.local.changes import normal
 from race.sandboxes.local.exchange import HostSink
 from race.sandboxes.local.frames import NO_TIME
+from race.sandboxes.scripts import quoted
 
 _IN_MEMORY = 32 << 20
 _PIECE = 1 << 20

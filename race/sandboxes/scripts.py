@@ -1,4 +1,6 @@
-"""What runs inside of a container besides what it is asked to run: shell scripts for any POSIX shell."""
+"""What runs inside of a sandbox besides what it is asked to run, where it can only be reached by running something:
+scripts for any POSIX shell.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ HOLD = "trap 'exit 0' TERM INT; while :; do sleep 100000 & wait $!; done"
 """PID 1: it waits, and takes in the processes that others leave."""
 
 AROUND = r"""
-# MARK CWD SCRIPT(file or -) INPUT(file or -) MERGED(1 or 0) [PROGRAM ARGUMENT ...]
+# MARK CWD SCRIPT(file or -) INPUT(file, - for none, = for its own) MERGED(1 or 0) [PROGRAM ARGUMENT ...]
 mark=$1 script=$3 input=$4 merged=$5
 cd "$2" 2>/dev/null || { printf '\0%s cwd\n' "$mark"; exit 0; }
 shift 5
@@ -19,7 +21,7 @@ if [ "$script" != - ]; then
   if [ "$(wc -c <"$script")" -gt 100000 ]; then set -- "$@" ". $script"
   else set -- "$@" "$(cat "$script")"; rm -f "$script"; fi
 fi
-if [ "$input" = - ]; then exec </dev/null; else exec <"$input"; rm -f "$input"; fi
+if [ "$input" = - ]; then exec </dev/null; elif [ "$input" != = ]; then exec <"$input"; rm -f "$input"; fi
 said=/.race/$mark.said
 : >"$said"
 # What the command prints goes through these, which read on when nobody takes it any more: what it leaves running may
