@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from race.errors import SandboxError
@@ -36,22 +36,37 @@ def changes(root: Path, file: Path, under: bytes, limit: int) -> list[Change]:
     before = {os.fsencode(r[0]): r[1:] for r in rows}
     now = dict(_walked(root))
     found: list[Change] = []
-    for path, status in now.items():
-        was = before.get(path)
-        if was == _key(status) or not within(path, under):
-            continue
+    changed, removed = compared(before, {path: _key(status) for path, status in now.items()}, under)
+    for path in changed:
+        status = now[path]
         kind = kind_of(status)
         size = status.st_size if kind == "file" else 0
         target = os.readlink(os.path.join(os.fsencode(root), path)) if kind == "link" else b""
-        found.append(Change(b"/" + path, kind, stat.S_IMODE(status.st_mode), size, target, was is not None))
+        found.append(Change(b"/" + path, kind, stat.S_IMODE(status.st_mode), size, target, path in before))
+    found += [Change(b"/" + path, "removed", existed=True) for path in removed]
+    if len(found) > limit:
+        raise SandboxError(f"there are more than {limit} changes")
+    return sorted(found, key=lambda c: c.path)
+
+
+def compared(
+    before: Mapping[bytes, object], now: Mapping[bytes, object], under: bytes
+) -> tuple[list[bytes], list[bytes]]:
+    """The paths below one that changed or came, and those that went.
+
+    Args:
+        before: what each path was, in whatever form.
+        now: what each path is, in the same form.
+        under: below which path, without a slash at either end, like all of them.
+    """
+    changed = [p for p, key in now.items() if within(p, under) and (p not in before or before[p] != key)]
+    removed: list[bytes] = []
     for path in before.keys() - now.keys():
         above = path.rpartition(b"/")[0]
         # What was below a directory that is gone is told by that.
         if within(path, under) and (not above or above in now or path == under):
-            found.append(Change(b"/" + path, "removed", existed=True))
-    if len(found) > limit:
-        raise SandboxError(f"there are more than {limit} changes")
-    return sorted(found, key=lambda c: c.path)
+            removed.append(path)
+    return changed, removed
 
 
 def _walked(root: Path) -> Iterator[tuple[bytes, os.stat_result]]:

@@ -7,8 +7,7 @@ import secrets
 import stat
 import tarfile
 import tempfile
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from race.errors import SandboxError
@@ -17,12 +16,10 @@ from race.sandboxes import scripts
 from race.sandboxes.docker.engine import Engine
 from race.sandboxes.docker.execution import plain
 from race.sandboxes.local.changes import normal
-from race.sandboxes.local.exchange import HostSink
-from race.sandboxes.local.frames import NO_TIME
 from race.sandboxes.scripts import quoted
+from race.sandboxes.unpacking import unpack
 
 _IN_MEMORY = 32 << 20
-_PIECE = 1 << 20
 
 
 def write(engine: Engine, handle: str, entries: Iterable[Entry]) -> None:
@@ -128,42 +125,10 @@ def download(engine: Engine, handle: str, path: bytes, target: Path) -> None:
     shown = os.fsdecode(b"/" + path)
     if os.path.lexists(target):
         raise FileExistsError(f"{target} exists")
-    with _sink(target) as sink:
-        try:
-            with engine.archive(handle, b"/" + path) as members:
-                top: bytes | None = None
-                for member, archive in members:
-                    name = member.name.encode("utf-8", "surrogateescape").strip(b"/")
-                    if top is None:
-                        top = name
-                    _receive(sink, member, archive, name[len(top) :].strip(b"/"))
-        except (OSError, tarfile.TarError) as e:
-            raise SandboxError(f"{shown!r} could not be copied: {e}") from e
-        sink.finish()
+    try:
+        with engine.archive(handle, b"/" + path) as members:
+            unpack(members, target)
+    except (OSError, tarfile.TarError) as e:
+        raise SandboxError(f"{shown!r} could not be copied: {e}") from e
     if not os.path.lexists(target):
         raise SandboxError(f"{shown!r} is neither a file, a link nor a directory")
-
-
-@contextmanager
-def _sink(target: Path) -> Generator[HostSink]:
-    sink = HostSink(target)
-    try:
-        yield sink
-    except BaseException:
-        sink.close()
-        sink.discard()
-        raise
-    sink.close()
-
-
-def _receive(sink: HostSink, member: tarfile.TarInfo, archive: tarfile.TarFile, name: bytes) -> None:
-    if member.isdir():
-        sink.directory(name, member.mode)
-    elif member.issym():
-        sink.link(name, member.linkname.encode("utf-8", "surrogateescape"))
-    elif member.isreg():
-        source = archive.extractfile(member)
-        sink.file(name, member.mode, NO_TIME)
-        while source is not None and (piece := source.read(_PIECE)):
-            sink.write(piece)
-        sink.end_file()
