@@ -53,6 +53,7 @@ def service(folder: Path) -> Generator[str]:
         process = subprocess.Popen(
             ["unshare", "-m", "sh", "-c", _START, str(folder)],
             env={**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")},
+            cwd=folder,  # where some of its helpers leave files
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
