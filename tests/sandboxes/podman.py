@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -49,6 +50,7 @@ def service(folder: Path) -> Generator[str]:
     """
     (folder / "containers.conf").write_text(_SETTINGS)
     log = folder / "log"
+    before = set(_groups())
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["unshare", "-m", "sh", "-c", _START, str(folder)],
@@ -71,6 +73,19 @@ def service(folder: Path) -> Generator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+        for group in sorted(set(_groups()) - before, reverse=True):
+            with contextlib.suppress(OSError):  # somebody else's are in it
+                group.rmdir()
+
+
+def _groups() -> list[Path]:
+    """Control groups of Podman, which it leaves."""
+    return [
+        g
+        for top in Path("/sys/fs/cgroup").glob("**/libpod_parent")
+        for g in (top, *top.glob("**/"))
+        if g.is_dir()
+    ]
 
 
 def image(path: Path) -> None:
