@@ -98,6 +98,11 @@ class TakesAnyName(Provider):
 
 @breaks("create_refuses_what_it_cannot")
 class LeavesOut(Provider):
+    @property
+    def capabilities(self) -> Any:
+        can = self.inner.capabilities
+        return dataclasses.replace(can, limits=can.limits - {"disk"})
+
     async def create(self, spec: Any) -> Any:
         limits = dataclasses.replace(spec.limits, disk=None)
         return await super().create(dataclasses.replace(spec, limits=limits))
@@ -938,8 +943,9 @@ class SaysItChanged(Sandbox):
 @breaks("connecting")
 class ConnectsToTheHost(Sandbox):
     async def connect(self, port: int) -> Any:
-        one, _ = socket.socketpair()
+        one, other = socket.socketpair()
         one.setblocking(False)
+        other.close()
         return one
 
 
