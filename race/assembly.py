@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from race.plugins import scorer as make_scorer
 from race.sandbox import SandboxProvider
 from race.scoring import Gate, Metric, NeedsModels
 from race.spec import RaceSpec
+from race.tools import BringsTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def assemble(
                 with _named(f"{spec.place('scorers', i)} ({table.label!r})"):
                     scorer.check()
     provider = provider or make_provider(spec.base.sandbox, home, spec.place("base", "sandbox"))
-    _check_capabilities(spec, provider)
+    _check_capabilities(spec, provider, attempts)
     return Plugins(tuple(attempts), tuple(gates), tuple(metrics), provider)
 
 
@@ -87,7 +88,7 @@ def _named(place: str) -> Generator[None]:
         raise type(e)(f"{place}: {e}") from e
 
 
-def _check_capabilities(spec: RaceSpec, provider: SandboxProvider) -> None:
+def _check_capabilities(spec: RaceSpec, provider: SandboxProvider, attempts: Sequence[Attempt]) -> None:
     """Refuse what the provider cannot do before anything starts."""
     can = provider.capabilities
     for phase in ("setup", "agent", "scoring"):
@@ -112,9 +113,40 @@ def _check_capabilities(spec: RaceSpec, provider: SandboxProvider) -> None:
             raise SpecError(
                 f"{spec.place(*place)}: the processors here are {sorted(here)}, not {list(limit)}"
             )
-    kind = "host" if spec.base.image == "host" else "directory"
-    if kind not in can.images:
+    kinds = _image_kinds(spec)
+    if not kinds & can.images:
+        kind = min(kinds)
         raise SpecError(
             f"{spec.place('base', 'image')}: the provider {spec.base.sandbox!r} takes no {kind} image; "
             f"it takes: {', '.join(sorted(can.images))}"
         )
+    if spec.keep.winner == "fork" and "freeze" not in can.features:
+        raise SpecError(
+            f"{spec.place('keep', 'winner')}: the provider {spec.base.sandbox!r} cannot hold a fork as it stands; "
+            "write 'replay' or 'patch'"
+        )
+    if spec.task.carry == "machine" and "changes" not in can.features:
+        raise SpecError(
+            f"{spec.place('task', 'carry')}: the provider {spec.base.sandbox!r} does not know what an attempt adds to "
+            "its machine; write 'packages' or 'patch'"
+        )
+    for attempt in attempts:
+        if isinstance(attempt.agent, BringsTools) and not (can.isolated and "listen" in can.features):
+            where = spec.place("entries", spec.entries.index(attempt.entry), "agent")
+            raise SpecError(
+                f"{where}: {attempt.entry.agent!r} is a program that works inside its fork, for which the provider "
+                f"{spec.base.sandbox!r} has to isolate, and to offer 'listen' as a way out to the gateway"
+            )
+
+
+def _image_kinds(spec: RaceSpec) -> set[str]:
+    """What the image of a race file may be: the path of something, or a name that an engine may know."""
+    image = spec.base.image
+    if image == "host":
+        return {"host"}
+    place = spec.folder / Path(image).expanduser()
+    if place.is_dir():
+        return {"oci"} if (place / "oci-layout").is_file() else {"directory"}
+    if place.is_file():
+        return {"tar", "oci"}
+    return {"directory", "name"}

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -298,7 +298,7 @@ async def _fork_and_work(course: Course, attempt: Attempt) -> float:
     journal = _journal(course, attempt, recorder)
     bash = Bash(
         fork,
-        workdir=spec.base.workdir,
+        workdir=fork.place(spec.base.workdir),
         timeout=entry.command_timeout,
         recorder=recorder,
         on_start=lambda c: course.emit("attempt.command", name, step=recorder.step, command=c[:500]),
@@ -397,7 +397,8 @@ async def _work(
             anyio.move_on_after(left) as timer,
             boundary(AgentError, f"agent {attempt.entry.agent!r}"),
         ):
-            return settled(await run(task_of(course.spec), bash, context), account)
+            task = replace(task_of(course.spec), workdir=bash.workdir)
+            return settled(await run(task, bash, context), account)
     except LimitReached as e:
         return recorder.trajectory(str(e), outcome_of(e))
     except AttemptError as e:

@@ -117,8 +117,9 @@ async def prepare(
     """
     tell = on_progress or _ignore
     image = spec.base.image
-    if image != "host":
-        image = str(spec.folder / Path(image).expanduser())
+    place = spec.folder / Path(image).expanduser()
+    if image != "host" and (place.exists() or "name" not in provider.capabilities.images):
+        image = str(place)
     winner = await anyio.to_thread.run_sync(find_winner, spec, home)
     image_id = await provider.image_id(image) if winner is None else winner.sandbox
     async with _collected(spec, winner) as project:

@@ -83,9 +83,10 @@ async def answer(
         AttemptError: the agent, its model or the sandbox failed.
     """
     entry, watch = prompt.entry, watch or Watch()
+    workdir = sandbox.place(prompt.workdir)
     bash = Bash(
         sandbox,
-        workdir=prompt.workdir,
+        workdir=workdir,
         timeout=entry.command_timeout,
         recorder=recorder,
         on_start=watch.on_start,
@@ -115,7 +116,7 @@ async def answer(
     state = account.state
     try:
         with anyio.move_on_after(entry.time_limit), boundary(AgentError, f"agent {entry.agent!r}"):
-            return settled(await run(Task(prompt.name, prompt.text, prompt.workdir), bash, context), state)
+            return settled(await run(Task(prompt.name, prompt.text, workdir), bash, context), state)
     except LimitReached as e:
         return recorder.trajectory(str(e), outcome_of(e))
     except AttemptError:

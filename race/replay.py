@@ -119,7 +119,9 @@ async def build(
     """
     parent = await provider.get(base.sandbox)
     install = submission.packages if spec.task.carry == "packages" else ()
-    sandbox = await parent.fork(name, network=spec.base.network.agent if install else "none", labels=labels)
+    sandbox = await parent.fork(
+        name, network=spec.base.network.agent if install else spec.base.network.scoring, labels=labels
+    )
     try:
         for site in sorted({p.site for p in install}):
             await _install(sandbox, site, [p for p in install if p.site == site])
@@ -198,6 +200,8 @@ async def _install(sandbox: Sandbox, site: str, packages: list[Package]) -> None
     """
     wanted = [f"{p.name}=={p.version}" for p in packages]
     python, user = _interpreter(site)
+    if python.startswith("/"):
+        python = sandbox.place(python)
     where = ["--user"] if user else []
     command = [
         python,

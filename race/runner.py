@@ -191,7 +191,8 @@ class _Race:
         self.terms = terms
         self.id = terms.race or f"{spec.task.name[:20]}-{secrets.token_hex(4)}"
         self.labels = {"race": self.id, "owner": owner()}
-        self.warnings: list[str] = []
+        warning = plugins.provider.capabilities.warning
+        self.warnings = [warning] if warning else []
         self.base_metrics: dict[str, MetricResult] = {}
         self.measured: Measured | None = None
         self.kept: str | None = None

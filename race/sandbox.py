@@ -233,6 +233,12 @@ class Sandbox(Protocol):
         """
         ...
 
+    def place(self, path: str) -> str:
+        """What commands inside call ``path``. It is the same, but for a provider that does not isolate, whose sandboxes
+        have no root filesystem of their own. All methods take either.
+        """
+        ...
+
     async def exec(
         self,
         command: str | Sequence[str],

@@ -92,6 +92,11 @@ class Replay:
     paths: Collection[bytes] = ()
     original: Callable[[bytes], File | Link] | None = None
 
+    @property
+    def root(self) -> str:
+        """What commands call the project's folder; see `race.Sandbox.place`."""
+        return self.sandbox.place(self.task.workdir)
+
     async def run(
         self,
         command: str | Sequence[str],

@@ -81,7 +81,7 @@ async def witnessed(
     token = secrets.token_hex(16)
     source = files("race.inside").joinpath("witness.py").read_bytes()
     await replay.sandbox.write([File(f"{folder}/witness.py".encode(), source)])
-    argv, root = program.argv, replay.task.workdir
+    argv, root, place = program.argv, replay.root, replay.sandbox.place
     if program.kind == "script" and not program.module:
         root = f"{root}/{argv[0].rpartition('/')[0]}".rstrip("/")
     asked: dict[str, Any] = {
@@ -93,7 +93,7 @@ async def witnessed(
         "module": argv[0] if program.module else "",
     }
     done = await replay.run(
-        [*python, f"{folder}/witness.py", f"{folder}/report"],
+        [*python, place(f"{folder}/witness.py"), place(f"{folder}/report")],
         timeout=timeout,
         env={**program.env, **(env or {})},
         stdin=json.dumps(asked).encode() + b"\n",

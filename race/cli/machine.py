@@ -17,6 +17,7 @@ from race.plugins import provider as make_provider
 from race.removal import collect
 from race.sandbox import Capabilities, Finding
 from race.store import Store
+from race.testing import CheckResult, checked
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout, and nothing else.")]
 
@@ -29,9 +30,17 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     sandbox: Annotated[str, typer.Option("--sandbox", help="The sandbox provider to look at.")] = "local",
+    full: Annotated[
+        bool, typer.Option("--full", help="Try every promise of the sandbox contract on this provider.")
+    ] = False,
+    image: Annotated[
+        str, typer.Option("--image", help="With --full: what sandboxes are made from.")
+    ] = "host",
     as_json: Json = False,
 ) -> int:
     """Find out by trying whether this machine can run races, and say what to do where it cannot."""
+    if full:
+        return _conformance(sandbox, image, as_json=as_json)
     state = home()
     Store(state).close()
 
@@ -55,6 +64,7 @@ def doctor(
                 "limits": sorted(can.limits),
                 "images": sorted(can.images),
                 "features": sorted(can.features),
+                "warning": can.warning,
             },
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
@@ -69,12 +79,45 @@ def doctor(
         Text(
             f"networks: {', '.join(sorted(can.networks))}; "
             f"limits that hold: {', '.join(sorted(can.limits)) or 'none'}; "
-            f"images: {', '.join(sorted(can.images))}"
+            f"images: {', '.join(sorted(can.images))}; "
+            f"features: {', '.join(sorted(can.features)) or 'none'}"
         )
     )
+    if can.warning:
+        console.print(Text(can.warning, style="yellow"))
     console.print(Text(f"state: {state}"))
     console.print(Text("races work here" if works else "races do not work here", style="bold"))
     return 0 if works else CANNOT
+
+
+def _conformance(sandbox: str, image: str, *, as_json: bool) -> int:
+    """Run the conformance suite on a provider, for whoever writes one."""
+    state = home()
+    console = Console(stderr=as_json)
+    styles = {"passed": "green", "failed": "red", "left out": "yellow"}
+
+    async def look() -> list[CheckResult]:
+        results: list[CheckResult] = []
+        provider = make_provider(sandbox, state, "--sandbox")
+        try:
+            again = lambda: make_provider(sandbox, state, "--sandbox")  # noqa: E731 - as short as it gets
+            async for each in checked(provider, image=image, again=again):
+                results.append(each)
+                line = f"{each.name}: {each.reason}" if each.reason else each.name
+                console.print(Text.assemble((f"{each.outcome:9}", styles[each.outcome]), line))
+        finally:
+            await provider.aclose()
+        return results
+
+    results = run_async(look)
+    failed = sum(r.outcome == "failed" for r in results)
+    if as_json:
+        document = {"works": not failed, "checks": [asdict(r) for r in results]}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        passed, left = (sum(r.outcome == o for r in results) for o in ("passed", "left out"))
+        console.print(Text(f"{passed} passed, {failed} failed, {left} left out", style="bold"))
+    return 1 if failed else 0
 
 
 def gc(

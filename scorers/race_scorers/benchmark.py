@@ -167,7 +167,7 @@ def _check(seen: Seen, replay: Replay, base: Sample | None, command: str) -> Non
     """Refuse a run that was ended by, or whose clock was replaced by, the code under test."""
     if seen.status is None:
         raise Rejected(f"{command!r} did not come to its end: something ended the process with exit status 0")
-    root = replay.task.workdir + "/"
+    root = replay.root + "/"
     changed = {c.path.decode("utf-8", "surrogateescape") for c in replay.submission.changes}
     if seen.left.startswith(root) and seen.left.removeprefix(root) in changed:
         place = printable(seen.left.removeprefix(root))

@@ -84,7 +84,7 @@ class Function:
             for n in ("caller", "plain")
         ]
         await replay.sandbox.write([*programs, *hidden_entries(options.hidden, replay.task.workdir)])
-        caller = f"{folder}/caller.py"
+        caller = replay.sandbox.place(f"{folder}/caller.py")
         if len(self._starts) < _STARTS:
             self._starts.append(_busy(await self._run(replay, caller, None)))
         start = min(self._starts)
@@ -105,7 +105,7 @@ class Function:
         options = self._options
         module, _, function = options.target.partition(":")
         asked = {
-            "root": replay.task.workdir,
+            "root": replay.root,
             "module": "" if cases is None else module,
             "function": function,
         }

@@ -65,7 +65,7 @@ class Tests:
             raise Rejected(f"{self._options.run!r} did not come to its end")
         if not seen.outcomes:
             raise Rejected(f"{self._options.run!r} found no test")
-        root = replay.task.workdir + "/"
+        root = replay.root + "/"
         own = {p.removeprefix(root) for p in (*seen.files.values(), *seen.opened) if p.startswith(root)}
         details = {
             "outcomes": json.dumps(dict(seen.outcomes)),

@@ -1,4 +1,4 @@
-"""Starts one of the provider's helper processes: ``python -I -S boot.py MODULE FD [ARGUMENT ...]``.
+"""Starts one of the providers' helper processes: ``python -I -S boot.py MODULE FD [ARGUMENT ...]``.
 
 A helper is forked from for every sandbox, and must be small: importing ``race`` the ordinary way would load
 the whole framework. So its packages are registered bare, and only the modules that the helper asks for are
@@ -12,13 +12,13 @@ import types
 
 
 def main() -> None:
-    """Run ``main(FD, ARGUMENT, ...)`` of the module."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    for depth, package in enumerate(("race.sandboxes.local", "race.sandboxes", "race")):
+    """Run ``main(FD, ARGUMENT, ...)`` of a module below ``race.sandboxes``."""
+    top = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+    for package in ("race", "race.sandboxes", "race.sandboxes.copy", "race.sandboxes.local"):
         bare = types.ModuleType(package)
-        bare.__path__ = [os.path.normpath(os.path.join(folder, *[".."] * depth))]
+        bare.__path__ = [os.path.join(top, *package.split(".")[1:])]
         sys.modules[package] = bare
-    helper = importlib.import_module(f"race.sandboxes.local.{sys.argv[1]}")
+    helper = importlib.import_module(f"race.sandboxes.{sys.argv[1]}")
     helper.main(int(sys.argv[2]), *sys.argv[3:])
 
 

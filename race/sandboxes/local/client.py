@@ -132,6 +132,10 @@ class LocalSandbox:
 
     # Commands
 
+    def place(self, path: str) -> str:
+        """What commands inside call ``path``."""
+        return path
+
     async def exec(
         self,
         command: str | Sequence[str],

@@ -44,7 +44,17 @@ class Helper:
                 (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
                 (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
             ]
-            command = [sys.executable, "-I", "-S", "-X", "utf8", str(_BOOT), module, "3", *arguments]
+            command = [
+                sys.executable,
+                "-I",
+                "-S",
+                "-X",
+                "utf8",
+                str(_BOOT),
+                f"local.{module}",
+                "3",
+                *arguments,
+            ]
             try:
                 self.pid = os.posix_spawn(
                     sys.executable,
