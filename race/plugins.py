@@ -152,11 +152,11 @@ def _construct(
     model = getattr(cls, "Options", None)
     unknown = sorted(set(options) - _option_names(cls))
     if unknown:
-        where = f"{path}: {keys[0]}[{int(keys[1]) + 1}].{unknown[0]}"
+        where = spec.place(*keys, unknown[0])
         raise SpecError(f"{where}: unknown key; {nearest(unknown[0], _option_names(cls) | own)}")
     if model is None:
         return cls()
     try:
         return cls(model.model_validate(dict(options), context={"spec": spec}))
     except ValidationError as e:
-        raise SpecError("\n".join(complaints(e, keys, path, model))) from e
+        raise SpecError("\n".join(complaints(e, spec.at(*keys), path, model))) from e

@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+)
 
 from race.errors import SpecError
 from race.lineup import multiplied
@@ -279,9 +287,23 @@ class RaceSpec(_Table):
         """What the paths in the file are relative to."""
         return self.path.parent
 
+    _written: tuple[int, ...] = PrivateAttr(default=())
+    """For each scorer, its place in the file; -1 for one that is always there and was not listed."""
+
+    def were_written(self, places: Sequence[int]) -> None:
+        """Note, for messages, at which places of the file the scorers stand; see ``_written``."""
+        self._written = tuple(places)
+
+    def at(self, *keys: str | int) -> tuple[str | int, ...]:
+        """The same place in the file, where scorers may stand in another order and `integrity` not at all."""
+        if len(keys) > 1 and keys[0] == "scorers" and isinstance(keys[1], int) and self._written:
+            at = self._written[keys[1]]
+            return ("scorers", *((at,) if at >= 0 else ()), *keys[2:])
+        return keys
+
     def place(self, *keys: str | int) -> str:
         """How a message names a place in this file."""
-        return f"{self.path}: {_dotted(keys)}"
+        return f"{self.path}: {_dotted(self.at(*keys))}"
 
 
 def load(path: str | Path) -> RaceSpec:
@@ -373,10 +395,11 @@ def _complete(spec: RaceSpec) -> RaceSpec:
             spec.place("entries") + ": there is none; a race needs at least one [[entries]] table"
         )
     problems += _doubled("entries", spec, [e.attempt_names() for e in spec.entries])
-    scorers = spec.scorers
-    if all(s.use != "integrity" for s in scorers):
-        scorers = (ScorerSpec(use="integrity"), *scorers)
-    scorers = tuple(sorted(scorers, key=lambda s: s.use != "integrity"))
+    listed = list(enumerate(spec.scorers))
+    if all(s.use != "integrity" for s in spec.scorers):
+        listed.append((-1, ScorerSpec(use="integrity")))
+    listed.sort(key=lambda each: each[1].use != "integrity")
+    scorers = tuple(s for _, s in listed)
     problems += _doubled("scorers", spec, [[s.label] for s in scorers])
     for s in scorers:
         if not NAME.fullmatch(s.label):
@@ -384,7 +407,9 @@ def _complete(spec: RaceSpec) -> RaceSpec:
     problems += _bad_patterns(spec)
     if problems:
         raise SpecError("\n".join(problems))
-    return spec.model_copy(update={"task": task, "scorers": scorers})
+    done = spec.model_copy(update={"task": task, "scorers": scorers})
+    done.were_written([at for at, _ in listed])
+    return done
 
 
 def _bad_patterns(spec: RaceSpec) -> Iterable[str]:

@@ -253,7 +253,7 @@ async def test_a_benchmark_that_fails_on_the_base_is_the_files_fault(folder: Pat
     scorers = [{"use": "benchmark", "run": "echo one two"}]
     with pytest.raises(SpecError, match="not exactly one number") as caught:
         await run(home, spec(folder, [HONEST], scorers=scorers))
-    assert "scorers[2]" in str(caught.value)
+    assert "scorers[1]" in str(caught.value)
     store = Store(home)
     assert store.race("last").status == "failed"
     store.close()

@@ -142,7 +142,7 @@ def test_unknown_plugins_list_the_known_names(tmp_path: Path) -> None:
     assert "entries[1].agent" in text
     assert "did you mean 'script'?" in text
     text = plugins_refuse(tmp_path, MINIMAL + "[[scorers]]\nuse = 'test'\nrun = 'x'\n", PluginError)
-    assert "scorers[2].use" in text
+    assert "scorers[1].use" in text
     assert "did you mean 'tests'?" in text
     text = plugins_refuse(tmp_path, MINIMAL + "[base]\nsandbox = 'locl'\n", PluginError)
     assert "base.sandbox" in text
@@ -156,7 +156,7 @@ def test_options_of_plugins_are_checked(tmp_path: Path) -> None:
     assert "entries[1].commands: is missing" in plugins_refuse(tmp_path, script)
     assert "entries[1].x: unknown key" in plugins_refuse(tmp_path, MINIMAL + "x = 1\n")
     text = plugins_refuse(tmp_path, MINIMAL + "[[scorers]]\nuse = 'benchmark'\nrun = 'x'\ngoal = 'less'\n")
-    assert "scorers[2].goal" in text
+    assert "scorers[1].goal" in text
     assert "'min' or 'max'" in text
 
 

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from race.batch_result import bills, cost
 from race.cli import wording
 from race.cli.patch_text import patch_size, short_diff
 from race.cli.standings_table import in_order, standings_table
@@ -118,11 +119,8 @@ def _subtitle(verdict: Verdict) -> Text:
 
 
 def _cost(verdict: Verdict) -> float | None:
-    """In dollars, of all attempts; None as soon as that of one which used tokens is not known."""
-    usages = [a.usage for a in verdict.attempts]
-    if any(u.cost_usd is None and (u.input_tokens or u.output_tokens) for u in usages):
-        return None
-    return sum(u.cost_usd or 0 for u in usages)
+    """In dollars, of all attempts and of the gates that asked models; None as soon as a part of it is not known."""
+    return cost(bills(verdict.attempts))
 
 
 def _reasons(verdict: Verdict) -> list[tuple[str, Text]]:
