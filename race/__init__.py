@@ -7,6 +7,7 @@ Everything public is importable from here.
 """
 
 from race.agent import Agent, AgentContext, ChecksFirst, Recorder, Resumes, Step, TokenUsage, Trajectory
+from race.background import Process, ProcessInfo
 from race.bash import Bash, BashResult
 from race.batch import cancel_batch, run_batch
 from race.batch_result import BatchResult, Estimate, TaskResult, Totals, VariantResult
@@ -26,6 +27,7 @@ from race.errors import (
 )
 from race.finals import Entrant, Rule, Standing, Standings, finals
 from race.fleet import Answer, Fleet, FleetPolicy, FleetSpec, Member
+from race.forks import ForkFailure, fork_many
 from race.gateway import Gateway, GatewayAccount, Line, Record, Source, Upstream
 from race.journal import Journal
 from race.runner import resume, run
@@ -81,6 +83,7 @@ __all__ = [
     "Fleet",
     "FleetPolicy",
     "FleetSpec",
+    "ForkFailure",
     "Gate",
     "Gateway",
     "GatewayAccount",
@@ -97,6 +100,8 @@ __all__ = [
     "Package",
     "PathChange",
     "PluginError",
+    "Process",
+    "ProcessInfo",
     "RaceError",
     "RaceSpec",
     "Record",
@@ -137,6 +142,7 @@ __all__ = [
     "Verdict",
     "cancel_batch",
     "finals",
+    "fork_many",
     "load",
     "load_batch",
     "resume",
