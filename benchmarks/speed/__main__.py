@@ -41,6 +41,8 @@ from race.sandboxes.local.removal import remove_tree
 
 OURS, FLOOR = "race", "system calls in C"
 STEPS = ("fork", "true", "bash", "delete")
+SETTLING = 0.03
+"""Seconds before each round, in which the kernel takes down the namespaces that the one before has left."""
 AGAIN = 3
 """How often each command is run in a fork: an agent runs dozens, and the first one is slower than the others."""
 COMMANDS = {"true": ["true"], "bash": ["bash", "-c", "true"]}
@@ -166,8 +168,10 @@ class Turns:
 async def measured_alone(bases: dict[str, Sandbox], turns: Turns, rounds: int, slow_rounds: int) -> None:
     for number in range(rounds):
         for where, base in bases.items():
+            await anyio.sleep(SETTLING)
             for step, seconds in await our_round(base, f"r{number}-{where}"):
                 turns.times[OURS, where, step].append(seconds)
+            await anyio.sleep(SETTLING)
             turns.floor(where)
         if number % (rounds // slow_rounds) == 0:
             await anyio.to_thread.run_sync(turns.rivals)
