@@ -314,7 +314,7 @@ async def _collected(spec: RaceSpec, winner: Winner | None) -> AsyncGenerator[Pr
 def limits(spec: RaceSpec) -> Limits:
     """The limits that a race's sandboxes get."""
     table = spec.base.limits
-    return Limits(table.cpus, table.memory, table.disk, table.processes)
+    return Limits(table.cpus, table.memory, table.disk, table.processes, table.cores)
 
 
 def printable_lines(text: str) -> str:

@@ -86,6 +86,8 @@ class LimitsSpec(_Table):
     """Bytes that a fork may write, or such as "10G"."""
     processes: Annotated[int, Field(gt=0)] | None = 4096
     """Processes and threads at once."""
+    cores: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    """The processors, by number, that it may run on."""
 
 
 class NetworksSpec(_Table):
