@@ -8,7 +8,9 @@ import pytest
 
 import race
 from race.assembly import assemble
+from race.base import limits
 from race.errors import MachineError, PluginError, SpecError
+from race.sandbox import Limits
 from race.spec import RaceSpec, load
 
 MINIMAL = """
@@ -63,6 +65,12 @@ def test_attempts_are_numbered_when_there_are_several(tmp_path: Path) -> None:
     assert spec.entries[0].attempt_names() == ["a-1", "a-2", "a-3"]
 
 
+def test_limits_are_those_of_the_sandboxes(tmp_path: Path) -> None:
+    table = "[base.limits]\ncpus = 1.5\nmemory = '2G'\ndisk = '10G'\nprocesses = 9\ncores = [0, 3]\n"
+    spec = load(write(tmp_path, MINIMAL.replace("[[entries]]", f"{table}[[entries]]")))
+    assert limits(spec) == Limits(1.5, 2 << 30, 10 << 30, 9, (0, 3))
+
+
 @pytest.mark.parametrize(
     ("change", "place", "right"),
     [
@@ -73,6 +81,7 @@ def test_attempts_are_numbered_when_there_are_several(tmp_path: Path) -> None:
         (('name = "a"', 'name = "a b"'), "entries[1].name", "use letters"),
         (("[[entries]]", "[base]\nworkdir = 'app'\n[[entries]]"), "base.workdir", "absolute path"),
         (("[[entries]]", "[base.limits]\nmemory = 'lots'\n[[entries]]"), "base.limits.memory", "'2G'"),
+        (("[[entries]]", "[base.limits]\ncores = []\n[[entries]]"), "base.limits.cores", "at least 1"),
         (("[[entries]]", "[base.limits]\nmem = 1\n[[entries]]"), "base.limits.mem", "did you mean 'memory'?"),
         (("[[entries]]", "[base.network]\nagents = 'full'\n[[entries]]"), "base.network.agents", "'agent'"),
         (

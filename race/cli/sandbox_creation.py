@@ -66,15 +66,19 @@ def create(  # noqa: PLR0913, PLR0917 - one for each option
 def _limits(
     cpus: float | None, memory: str | None, disk: str | None, processes: int, cores: str | None
 ) -> Limits:
-    given = {"cpus": cpus, "memory": memory, "disk": disk, "processes": processes}
+    given = {
+        "cpus": cpus,
+        "memory": memory,
+        "disk": disk,
+        "processes": processes,
+        "cores": None if cores is None else cores_of(cores),
+    }
     try:
         table = LimitsSpec.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         raise SpecError(f"--{first['loc'][0]}: {first['msg']}") from None
-    return Limits(
-        table.cpus, table.memory, table.disk, table.processes, None if cores is None else cores_of(cores)
-    )
+    return Limits(table.cpus, table.memory, table.disk, table.processes, table.cores)
 
 
 def cores_of(text: str) -> tuple[int, ...]:

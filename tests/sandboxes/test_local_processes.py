@@ -36,6 +36,8 @@ async def test_a_named_process_is_told_of_read_from_and_waited_for(sandbox: Sand
     assert await made.read() == b"one\ntwo\n/usr\nw\n"
     assert await made.read(4, limit=3) == b"two"
     assert await made.read(100) == b""
+    with pytest.raises(SandboxError, match="from byte 0 on"):
+        await made.read(-1)
     info = await made.info()
     assert (info.name, info.state, info.exit_code, info.output_bytes) == ("talk", "ended", 7, 15)
     assert info.command[-1].startswith("echo one")

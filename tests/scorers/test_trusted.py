@@ -192,7 +192,7 @@ async def test_a_function_is_measured_from_outside(tmp_path: Path, home: Path) -
 async def test_hidden_files_must_be_hidden(tmp_path: Path, home: Path) -> None:
     scorers = function_project(tmp_path, "project/cases.py")
     with pytest.raises(
-        SpecError, match=r"scorers\[2\]\.cases.*lies in the project, where every agent sees it"
+        SpecError, match=r"scorers\[1\]\.cases.*lies in the project, where every agent sees it"
     ):
         await run(home, spec(tmp_path, [script("a", "true")], scorers=scorers))
     scorers[0]["cases"] = "gone.py"

@@ -79,16 +79,17 @@ class LocalSandbox:
         workshop: what all sandboxes of the provider share.
         record: what is known of it now. If it is deleted and another one gets its name, this object stays
             with the deleted one.
+        is_locked: whether the caller holds the sandbox's lock, so that the record cannot have changed since.
     """
 
-    def __init__(self, workshop: Workshop, record: Record) -> None:
+    def __init__(self, workshop: Workshop, record: Record, *, is_locked: bool = False) -> None:
         self._workshop = workshop
         self._records = workshop.records
         self._name = record.name
         self._created = record.created
         self._folder = self._records.folder(record.name)
         self._latest = record
-        self._version = (0, 0)
+        self._version = self._records.version(record.name) if is_locked else (0, 0)
 
     @property
     def name(self) -> str:
@@ -346,7 +347,7 @@ class LocalSandbox:
                 await claim.enter_async_context(self._workshop.removed_on_failure(child))
                 if running:
                     child = await self._workshop.copy_written(parent, child)
-            return LocalSandbox(self._workshop, await self._workshop.bring_up(child))
+            return LocalSandbox(self._workshop, await self._workshop.bring_up(child), is_locked=True)
 
     async def stop(self) -> None:
         """End every process; the files stay."""

@@ -301,7 +301,7 @@ class NamedProcesses:
 
     def _give_output(self, connection: Connection, process: _Named, position: int, limit: int) -> None:
         self._drain(process)
-        if not 0 <= process.ring.lost <= max(position, 0):
+        if position < process.ring.lost:
             text = f"the output of {process.name!r} is kept from byte {process.ring.lost} on, not from {position}"
             self._answer(connection, {"error": text}, [])
             return

@@ -63,9 +63,6 @@ class Server:
         self._ports = InnerPorts()
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        # The kernel keeps from PID 1 whatever it has no handler for, and Python has one for this.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, _wake_up)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         self._epoll = select.epoll()

@@ -120,7 +120,7 @@ class LocalProvider:
 
     async def _bring_up(self, record: Record) -> LocalSandbox:
         async with self._workshop.records.new(record), self._workshop.removed_on_failure(record):
-            return LocalSandbox(self._workshop, await self._workshop.bring_up(record))
+            return LocalSandbox(self._workshop, await self._workshop.bring_up(record), is_locked=True)
 
     def _make_home(self) -> None:
         """Only its owner may enter: files in it may belong to root and be set-uid."""

@@ -154,16 +154,18 @@ class Workshop:
 
     def _make_uppers(self, record: Record) -> None:
         """Make the directories that a sandbox will write to, each like the one that it lies over."""
-        folder = self.records.folder(record.name)
+        own = str(self.records.folder(record.name))  # as text: this is done for each mount of each fork
+        is_root = os.geteuid() == 0
         for index in range(len(record.mounts)):
-            upper = folder / "upper" / str(index)
-            if not upper.exists():
+            upper = f"{own}/upper/{index}"
+            if not os.path.exists(upper):
                 like = os.stat(self._below_upper(record, index))
-                upper.mkdir()
-                upper.chmod(stat.S_IMODE(like.st_mode))
-                if os.geteuid() == 0:
+                os.mkdir(upper)
+                os.chmod(upper, stat.S_IMODE(like.st_mode))
+                if is_root:
                     os.chown(upper, like.st_uid, like.st_gid)
-            (folder / "work" / str(index)).mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(f"{own}/work/{index}")
 
     def _below_upper(self, record: Record, index: int) -> str:
         for layer in (*record.own, *record.inherited):

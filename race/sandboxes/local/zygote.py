@@ -68,6 +68,8 @@ def main(descriptor: int, home: str) -> None:
     os.umask(0o022)
     syscalls.close_from(descriptor + 1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps children by itself
+    # The kernel keeps from PID 1 whatever it has no handler for, and Python has one for this.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Each sandbox's PID 1 becomes this process's child, so that it is reaped even where the machine's own PID
     # 1 does not do so.
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
@@ -124,11 +126,12 @@ class Zygote:
             for layer in (*plan["lower"], plan["upper"], plan["work"])
         }
         ours, theirs = socket.socketpair()
-        with ours, theirs:
+        # Made here, because every page of memory that a child touches becomes its own.
+        with ours, theirs, self._listener(request["folder"]) as listener:
             child = os.fork()
             if child == 0:
                 ours.close()
-                _in_child(answer, lambda: self._build(request, found, answer, theirs))
+                _in_child(answer, lambda: self._build(request, found, answer, theirs, listener))
             theirs.close()
             if self._root and ours.recv(1):
                 _write_map(child, FIRST_ID, IDS)
@@ -179,12 +182,16 @@ class Zygote:
         return self._sources[key]
 
     def _build(
-        self, request: SpawnRequest, found: dict[str, str], answer: socket.socket, maps: socket.socket
+        self,
+        request: SpawnRequest,
+        found: dict[str, str],
+        answer: socket.socket,
+        maps: socket.socket,
+        listener: socket.socket,
     ) -> None:
         """In the child: enter new namespaces, mount the layers, and fork PID 1 into them."""
         for file in request["cgroups"]:
             _write(file, "0")
-        listener = self._listener(request["folder"])
         user, group = os.geteuid(), os.getegid()
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         if self._root:
@@ -276,7 +283,6 @@ class Zygote:
 def _in_child(answer: socket.socket, work: Callable[[], None]) -> None:
     """Do the work of a forked child, tell what went wrong, and exit."""
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         work()
     except BaseException as error:  # noqa: BLE001 - nothing may escape into the parent's loop
         _fail(answer, error)
