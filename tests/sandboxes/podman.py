@@ -50,7 +50,6 @@ def service(folder: Path) -> Generator[str]:
     """
     (folder / "containers.conf").write_text(_SETTINGS)
     log = folder / "log"
-    before = set(_groups())
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["unshare", "-m", "sh", "-c", _START, str(folder)],
@@ -73,13 +72,15 @@ def service(folder: Path) -> Generator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
-        for group in sorted(set(_groups()) - before, reverse=True):
-            with contextlib.suppress(OSError):  # somebody else's are in it
+        for group in sorted(_groups(), reverse=True):
+            with contextlib.suppress(
+                OSError
+            ):  # it is in use, by another worker perhaps, who removes it later
                 group.rmdir()
 
 
 def _groups() -> list[Path]:
-    """Control groups of Podman, which it leaves."""
+    """Control groups of Podman, which it leaves empty, and makes again when it needs them."""
     return [
         g
         for top in Path("/sys/fs/cgroup").glob("**/libpod_parent")
