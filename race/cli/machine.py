@@ -36,11 +36,15 @@ def doctor(
     image: Annotated[
         str, typer.Option("--image", help="With --full: what sandboxes are made from.")
     ] = "host",
+    checks: Annotated[
+        list[str] | None,
+        typer.Option("--check", help="With --full: only the check of this name; repeatable."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Find out by trying whether this machine can run races, and say what to do where it cannot."""
     if full:
-        return _conformance(sandbox, image, as_json=as_json)
+        return _conformance(sandbox, image, checks or [], as_json=as_json)
     state = home()
     Store(state).close()
 
@@ -90,7 +94,7 @@ def doctor(
     return 0 if works else CANNOT
 
 
-def _conformance(sandbox: str, image: str, *, as_json: bool) -> int:
+def _conformance(sandbox: str, image: str, only: list[str], *, as_json: bool) -> int:
     """Run the conformance suite on a provider, for whoever writes one."""
     state = home()
     console = Console(stderr=as_json)
@@ -101,7 +105,7 @@ def _conformance(sandbox: str, image: str, *, as_json: bool) -> int:
         provider = make_provider(sandbox, state, "--sandbox")
         try:
             again = lambda: make_provider(sandbox, state, "--sandbox")  # noqa: E731 - as short as it gets
-            async for each in checked(provider, image=image, again=again):
+            async for each in checked(provider, image=image, again=again, only=only):
                 results.append(each)
                 line = f"{each.name}: {each.reason}" if each.reason else each.name
                 console.print(Text.assemble((f"{each.outcome:9}", styles[each.outcome]), line))

@@ -50,7 +50,6 @@ def service(folder: Path) -> Generator[str]:
     """
     (folder / "containers.conf").write_text(_SETTINGS)
     log = folder / "log"
-    before = set(_groups())
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["unshare", "-m", "sh", "-c", _START, str(folder)],
@@ -73,19 +72,21 @@ def service(folder: Path) -> Generator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
-        for group in sorted(set(_groups()) - before, reverse=True):
-            with contextlib.suppress(OSError):  # somebody else's are in it
+        _remove_groups()
+
+
+def _remove_groups() -> None:
+    """Remove the control groups that Podman leaves empty, and makes again when it needs them."""
+    for _ in range(
+        60
+    ):  # its helpers end a second after their commands; other workers' may be in use for longer
+        groups = [g for top in Path("/sys/fs/cgroup").glob("**/libpod_parent") for g in top.glob("**/")]
+        if not groups:
+            return
+        for group in sorted(groups, reverse=True):
+            with contextlib.suppress(OSError):
                 group.rmdir()
-
-
-def _groups() -> list[Path]:
-    """Control groups of Podman, which it leaves."""
-    return [
-        g
-        for top in Path("/sys/fs/cgroup").glob("**/libpod_parent")
-        for g in (top, *top.glob("**/"))
-        if g.is_dir()
-    ]
+        time.sleep(0.05)
 
 
 def image(path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -271,3 +273,33 @@ async def test_keeping_a_fork_needs_a_provider_that_can_hold_it(tmp_path: Path) 
     with pytest.raises(SpecError, match=r"keep\.winner"):
         assemble(made, tmp_path / "state", LetsGo(tmp_path / "x"))
     assemble(made, tmp_path / "state", CopyProvider(tmp_path / "x"))
+
+
+def test_it_can_be_imported_where_linuxs_own_calls_are_missing() -> None:
+    """An interpreter of its own has to start for it, which takes most of a second."""
+    program = """
+import fcntl, os, signal, socket
+import anyio, pydantic, numpy, openai, asyncio, trio.socket, anyio._backends._asyncio
+for module, names in (
+    (os, "O_PATH memfd_create MFD_CLOEXEC pidfd_open sched_getaffinity copy_file_range listxattr pipe2 waitid P_ALL"),
+    (socket, "SOCK_NONBLOCK SOCK_CLOEXEC MSG_CMSG_CLOEXEC MSG_NOSIGNAL AF_NETLINK"),
+    (fcntl, "F_SETPIPE_SZ F_GETPIPE_SZ"),
+    (signal, "pidfd_send_signal"),
+):
+    for name in names.split():
+        delattr(module, name)
+import tempfile
+from pathlib import Path
+from race.sandbox import SandboxSpec
+from race.sandboxes.copy import CopyProvider
+
+async def main():
+    with tempfile.TemporaryDirectory() as folder:
+        sandbox = await CopyProvider(Path(folder)).create(SandboxSpec("one", network="full"))
+        print((await sandbox.exec("echo fine")).stdout)
+        await sandbox.delete()
+
+anyio.run(main)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "b'fine\\n'\n", done.stderr
