@@ -7,18 +7,21 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test cheats check lint types bench clean
+.PHONY: demo test long cheats check lint types bench clean
 
 demo: $(VENV)/.installed ## Run a small race: three scripts make a slow program faster
 	@$(BIN)/race run benchmarks/primes/demo.toml
 
 test: $(VENV)/.installed-dev ## Run the test suite
-	@$(BIN)/python -m pytest -n 4  # they wait more than they work, so four at once suit two processors
+	@$(BIN)/python -m pytest -n 5  # they wait more than they work, so five at once suit two processors
+
+long: $(VENV)/.installed-dev ## Run the tests that take longer: every promise of every provider, many kills
+	@$(BIN)/python -m pytest -n 4 -m long
 
 cheats: $(VENV)/.installed-dev ## Run all known cheats, and honest submissions, as real races
 	@$(BIN)/python -m benchmarks.cheats
 
-check: lint types test cheats ## All that CI runs
+check: lint types test long cheats ## All that CI runs
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

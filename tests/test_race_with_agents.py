@@ -36,6 +36,12 @@ SCRIPTS = {
 }
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop: what takes the time here are other people's programs, for which it makes no difference."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state folder for a module: what is fetched and prepared serves all its tests."""

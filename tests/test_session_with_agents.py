@@ -30,6 +30,12 @@ SCRIPTS = {
 }
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop: what takes the time here are other people's programs, for which it makes no difference."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="module")
 def equipped(shared: Path) -> str:
     """A sandbox with all three agents in it, to be forked."""

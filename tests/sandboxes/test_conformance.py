@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-PENDING = {"create_refuses_what_it_cannot", "fork_lineage"}
-"""What the provider ``local`` does not keep yet: it takes ``Limits.cores`` silently, and does not tell ancestors."""
-
 EVENT_LOOP_ALONE = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
@@ -29,11 +26,10 @@ async def test_local_keeps_every_promise(check: Check, provider: LocalProvider, 
     (result,) = await check_provider(provider, again=lambda: LocalProvider(local_home), only=[check.name])
     if result.outcome == "left out":
         pytest.skip(result.reason)
-    if result.outcome == "failed" and check.name in PENDING:
-        pytest.xfail(result.reason)
     assert result.outcome == "passed", result.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 @EVENT_LOOP_ALONE
 async def test_a_broken_promise_is_noticed(name: str, provider: LocalProvider, local_home: Path) -> None:

@@ -63,6 +63,7 @@ async def provider(
     await made.aclose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.name)
 @ONCE
 async def test_docker_keeps_every_promise(check: Check, provider: DockerProvider, rootfs: str) -> None:

@@ -79,12 +79,12 @@ def _of(home: Path, module: bytes) -> list[int]:
 
 def _helpers(home: Path) -> list[int]:
     """The zygotes of a home. What they fork into sandboxes has PID namespaces of its own."""
-    return [pid for pid in _of(home, b"zygote") if len(_numbers(pid)) == 1]
+    return [pid for pid in _of(home, b"local.zygote") if len(_numbers(pid)) == 1]
 
 
 def _inits(home: Path) -> list[int]:
     """The PID 1s of a home's sandboxes."""
-    return [pid for pid in _of(home, b"zygote") if len(_numbers(pid)) > 1 and _numbers(pid)[-1] == "1"]
+    return [pid for pid in _of(home, b"local.zygote") if len(_numbers(pid)) > 1 and _numbers(pid)[-1] == "1"]
 
 
 def _numbers(pid: int) -> list[str]:
@@ -173,4 +173,4 @@ async def test_an_orchestrator_killed_at_any_moment_loses_nothing_and_leaves_not
         for each in reversed(await provider.list()):
             await (await provider.get(each.name)).delete()
     await provider.aclose()
-    assert _of(home, b"zygote") == []
+    assert _of(home, b"local.zygote") == []
