@@ -13,7 +13,7 @@ demo: $(VENV)/.installed ## Run a small race: three scripts make a slow program 
 	@$(BIN)/race run benchmarks/primes/demo.toml
 
 test: $(VENV)/.installed-dev ## Run the test suite
-	@$(BIN)/python -m pytest -n 5  # they wait more than they work, so five at once suit two processors
+	@$(BIN)/python -m pytest -n 6 --dist worksteal  # they wait more than they work
 
 long: $(VENV)/.installed-dev ## Run the tests that take longer: every promise of every provider, many kills
 	@$(BIN)/python -m pytest -n 4 -m long

@@ -383,6 +383,7 @@ async def test_a_benchmark_that_hangs(tmp_path: Path, home: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_instructions_and_memory(tmp_path: Path, home: Path) -> None:
     place = project(tmp_path)

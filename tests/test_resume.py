@@ -66,6 +66,7 @@ def forget(home: Path) -> None:
     store.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(90)
 def test_killed_in_every_phase(tmp_path: Path, home: Path) -> None:
     race_file(tmp_path)

@@ -20,7 +20,11 @@ from race.tools import bring
 from race.turns import Turn
 from tests.test_race_with_agents import AGENTS, shared
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # npm may have to fetch 860 MB the first time
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.anyio,
+    pytest.mark.timeout(300),  # npm may have to fetch 860 MB the first time
+]
 
 __all__ = ["shared"]
 

@@ -141,6 +141,7 @@ async def test_what_a_killed_process_left_is_collected(provider: ArchilProvider,
 
 
 @ONCE
+@pytest.mark.long
 @pytest.mark.usefixtures("service")
 async def test_a_whole_race(tmp_path: Path) -> None:
     project(tmp_path)

@@ -132,6 +132,7 @@ async def test_a_command_that_kills_its_shell_still_has_a_status(
 
 
 @ONCE
+@pytest.mark.long
 async def test_a_whole_race(
     tmp_path: Path, engine: str, rootfs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

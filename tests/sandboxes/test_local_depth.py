@@ -111,6 +111,7 @@ def test_what_is_merged_is_linked_and_not_copied(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.long
 async def test_forks_go_five_hundred_deep(
     provider: LocalProvider, new_name: Callable[[], str], small_image: Path
 ) -> None:
