@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 
 from race.attempt import Emit
+from race.claims import least
 from race.errors import AttemptError, Rejected, ScorerError
 from race.finals import Entrant, Measure
 from race.history import FinalsHistory, PastSample
@@ -18,10 +19,12 @@ from race.moved import moved
 from race.paired import Ratio, paired_workloads
 from race.plugins import boundary
 from race.replay import ReplayImage
-from race.scoring import Metric, Sample, ScoreContext
+from race.scoring import MeasureAgain, Metric, Sample, ScoreContext
 from race.surroundings import Surroundings, surroundings
 from race.verdict import Circumstances
 
+MOST_TAKEN = 10
+"""How often a metric may ask for another sample of the same measurement."""
 SECONDARY_ROUNDS = 3
 """How often the metrics that do not decide are measured."""
 
@@ -107,8 +110,9 @@ class Arms:
 
     def _note(self, scorer: str, arm: str, number: int, sample: Sample, around: Surroundings) -> None:
         """Keep what belongs to a sample besides its value."""
-        if arm == "base" and _undisturbed(sample) <= _undisturbed(self._of_base.get(scorer, sample)):
-            self._of_base[scorer] = sample
+        if arm == "base":
+            known = self._of_base.get(scorer)
+            self._of_base[scorer] = sample if known is None else least([sample, known])
         self.parts.setdefault(scorer, {}).setdefault(arm, {})[number] = sample.parts
         self.details.setdefault(scorer, {}).setdefault(arm, sample.details)
         self.seen.setdefault(scorer, {}).setdefault(arm, []).append((number, circumstances(sample, around)))
@@ -136,11 +140,6 @@ class Arms:
                 found.setdefault(str(arm), []).append(sample.value)
 
 
-def _undisturbed(sample: Sample) -> float:
-    """Seconds that a sample took, without its waits: of several, the least is what scorers compare claims with."""
-    return sample.seconds - sample.waited
-
-
 def circumstances(sample: Sample, around: Surroundings) -> Circumstances:
     """What the machine did while a sample was taken, as the verdict keeps it."""
     return Circumstances(
@@ -149,12 +148,22 @@ def circumstances(sample: Sample, around: Surroundings) -> Circumstances:
 
 
 async def measure_once(image: ReplayImage, name: str, metric: Metric, context: ScoreContext) -> Sample:
-    """One sample, in a fork of its own.
+    """One sample, in a fork of its own, or the last of several if the metric does not believe the first.
 
     Raises:
         Rejected: there is no number.
         ScorerError: the scorer broke.
     """
+    while True:
+        try:
+            return await _sample(image, name, metric, context)
+        except MeasureAgain as e:
+            if len(context.taken) >= MOST_TAKEN:
+                raise
+            context = replace(context, taken=(*context.taken, e.sample))
+
+
+async def _sample(image: ReplayImage, name: str, metric: Metric, context: ScoreContext) -> Sample:
     async with image.replay(measuring=True) as replay:
         with boundary(ScorerError, f"scorer {name!r}"):
             began = time.monotonic()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from race.scoring import Sample
 
 SECONDS: dict[str, float] = {
@@ -15,6 +18,20 @@ SLACK = 0.010
 """Seconds that may be missing, besides."""
 NOISE = 0.05
 """Share of the base's whole time that may be missing, besides."""
+
+
+def least(samples: Sequence[Sample]) -> Sample:
+    """Of several samples of one program the least disturbed, with the least processor time of any.
+
+    A busy machine makes everything take longer, the processor time as well; nothing makes it take less.
+    """
+    quickest = min(samples, key=lambda s: s.seconds - s.waited)
+    return replace(quickest, cpu=min(s.cpu for s in samples))
+
+
+def _without_waits(sample: Sample) -> float:
+    share = sample.waited / sample.seconds if sample.seconds else 0.0
+    return sample.value * (1 - max(sample.wait, min(share, 0.95)))
 
 
 def unseen(claimed: Sample, base: Sample, unit: str) -> str:
@@ -31,8 +48,9 @@ def unseen(claimed: Sample, base: Sample, unit: str) -> str:
     """
     if unit not in SECONDS or not (base.seconds and claimed.seconds):
         return ""
-    # What a program prints on a busy machine includes its waiting for a processor, which nobody can save.
-    saving = (base.value * (1 - base.wait) - claimed.value * (1 - claimed.wait)) * SECONDS[unit]
+    # What a program prints on a busy machine includes its waiting for a processor, which nobody can save. Of a part
+    # of a process it is not known how much: as large a share as of the whole.
+    saving = (_without_waits(base) - _without_waits(claimed)) * SECONDS[unit]
     by_wall = (base.seconds - base.waited) - (claimed.seconds - claimed.waited)
     by_cpu = base.cpu - claimed.cpu if base.cpu and claimed.cpu else by_wall
     seen = max(by_wall, by_cpu)

@@ -135,6 +135,19 @@ class Replay:
         return done
 
 
+class MeasureAgain(Rejected):
+    """A metric does not believe its sample yet: it wants another one, in a fresh replay, and to be shown this one then.
+
+    Args:
+        sample: that it took.
+        reason: why it cannot be believed.
+    """
+
+    def __init__(self, sample: Sample, reason: str) -> None:
+        super().__init__(reason)
+        self.sample = sample
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreContext:
     """What a scorer knows besides its replay.
@@ -145,6 +158,7 @@ class ScoreContext:
         round: of the finals, from 0 (the warm-up); always 0 for gates.
         seed: the same for every attempt in a round, drawn after the agents have ended.
         baseline: the scorer's own result on the base, once there is one.
+        taken: samples that the metric took for this one measurement before, and raised `MeasureAgain` with.
         account: a gate's account at the race's gateway, the way to models; see `race.gateway`.
     """
 
@@ -153,6 +167,7 @@ class ScoreContext:
     round: int = 0
     seed: int = 0
     baseline: Score | Sample | None = None
+    taken: tuple[Sample, ...] = ()
     account: GatewayAccount | None = None
 
     @property

@@ -16,6 +16,12 @@ from race.scoring import FAILED, Replay, Sample, Score, ScoreContext
 from tests.racing import SCORERS, project, run, script, spec
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop: what is tried here are numbers, of whole races."""
+    return "asyncio"
+
+
 class Share:
     """A metric of scores from 0 to 1."""
 

@@ -154,6 +154,7 @@ async def test_no_key_in_any_fork_and_in_nothing_that_is_written(
         assert KEY.encode() not in file.read_bytes(), file
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_a_hanging_model_ends_the_attempt_at_its_deadline_with_that_reason(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from race.claims import SECONDS, unseen
+from race.claims import SECONDS, least, unseen
 from race.commandline import Program, recognised
 from race.errors import Rejected, SandboxError
 from race.hidden import HiddenFiles, hidden_entries
@@ -16,12 +16,22 @@ from race.readers import MOST_BYTES, Format, read
 from race.readers.json_text import path_steps
 from race.readers.reading import PASSED
 from race.sandbox import ExecResult, Removed
-from race.scoring import Replay, Sample, ScoreContext, must_have_worked, scoring_seed, wait_share
+from race.scoring import (
+    MeasureAgain,
+    Replay,
+    Sample,
+    ScoreContext,
+    must_have_worked,
+    scoring_seed,
+    wait_share,
+)
 from race.submission import printable
 from race.witness import Seen, witnessed
 
 _LEAST_PART = 0.5
 _MOST_PART = 1.05
+_TRIES = 4
+"""How often a candidate is run before a claim that is not seen from outside is held against it."""
 
 
 class BenchmarkOptions(BaseModel):
@@ -113,11 +123,12 @@ class Benchmark:
         base = context.baseline if isinstance(context.baseline, Sample) else None
         sample = await self._run(replay, context, base)
         compared = options.outside and options.goal == "min" and not replay.is_base and base is not None
-        if compared and base is not None and unseen(sample, base, options.unit):
+        taken = (*context.taken, sample)
+        if compared and base is not None and (problem := unseen(least(taken), base, options.unit)):
             # A machine that was busy for a moment can make an honest claim look unseen; a false one stays so.
-            sample = await self._run(replay, context, base)
-            if problem := unseen(sample, base, options.unit):
-                raise Rejected(problem)
+            if len(taken) < _TRIES:
+                raise MeasureAgain(sample, problem)
+            raise Rejected(problem)
         return sample
 
     async def _run(self, replay: Replay, context: ScoreContext, base: Sample | None) -> Sample:

@@ -68,6 +68,7 @@ def test_a_race_is_replayed_and_what_was_not_recorded_is_an_error(shell: Shell) 
     assert result(verdict(shell, "replay", again["race"])) == result(first)
 
 
+@pytest.mark.long
 def test_a_replay_that_was_killed_stays_a_replay(shell: Shell) -> None:
     first = verdict(shell, "show", "last")
     process = shell.start("replay", first["race"])
@@ -82,6 +83,7 @@ def test_a_replay_that_was_killed_stays_a_replay(shell: Shell) -> None:
     assert result(again) == result(first)
 
 
+@pytest.mark.long
 def test_the_rounds_of_a_race_are_replayed_with_its_judge(tmp_path: Path, home: Path) -> None:
     project(tmp_path)
     shell = Shell(tmp_path, home)

@@ -39,6 +39,7 @@ def new(name: str = "one", **given: object) -> SandboxSpec:
     return SandboxSpec(name, network="full", **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.name)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_copy_keeps_every_promise(check: Check, copies: CopyProvider) -> None:
