@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,6 +13,30 @@ import pytest
 
 from race.plugins import provider
 from race.sandbox import Directory, Sandbox, SandboxSpec
+
+
+MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+ENOUGH = 8 << 30
+"""Bytes of room for the state of a whole run."""
+_FOLDER = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what the tests write in memory where there is room: on a disk they wait for it half of the time."""
+    if config.option.basetemp or hasattr(config, "workerinput") or not MEMORY.is_dir():
+        return
+    if shutil.disk_usage(MEMORY).free > ENOUGH and os.access(MEMORY, os.W_OK):
+        folder = Path(tempfile.mkdtemp(prefix="race-tests-", dir=MEMORY))
+        folder.chmod(0o711)
+        config.stash[_FOLDER] = folder
+        config.option.basetemp = str(folder / "run")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Give the memory back."""
+    if (folder := config.stash.get(_FOLDER, None)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["asyncio", "trio"])
