@@ -14,8 +14,7 @@ import pytest
 from race.plugins import provider
 from race.sandbox import Directory, Sandbox, SandboxSpec
 
-
-MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+MEMORY = Path("/dev/shm")
 ENOUGH = 8 << 30
 """Bytes of room for the state of a whole run."""
 _FOLDER = pytest.StashKey[Path]()

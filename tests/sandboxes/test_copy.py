@@ -219,6 +219,7 @@ async def test_a_race_of_python_with_its_own_environment_and_witnessed_tests(tmp
             {"use": "tests", "run": "python3 -m unittest -q"},
             {"use": "benchmark", "run": "python3 bench.py", "unit": "ms"},
         ],
+        finals={"mode": "standard"},
     )
     home = tmp_path / "state"
     home.mkdir()
