@@ -44,6 +44,14 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder where people have theirs: for what memory's file system would answer in another way."""
+    folder = Path(tempfile.mkdtemp(prefix="race-tests-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The tests of one session share a lane of their own, and wait for nobody else's."""

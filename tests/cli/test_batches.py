@@ -114,7 +114,8 @@ def test_detached_watched_and_cancelled(shell: Shell) -> None:
     result = json.loads(out)
     assert result["status"] == "cancelled"
     assert {t["task"]: t["status"] for t in result["tasks"]}["two"] == "cancelled"
-    rest, _ = watcher.communicate(timeout=30)
+    with watcher:  # not communicate(), which does not see what is buffered already
+        rest = watcher.stdout.read()
     events = [json.loads(line) for line in rest.splitlines()]
     assert events[-1]["kind"] == "batch.ended"
     status, out, _ = shell.run("watch", "k", "--after", str(events[-3]["number"]), "--json")

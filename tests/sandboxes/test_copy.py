@@ -23,6 +23,13 @@ from tests.racing import project, run, script, spec
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """On the disk, which has other rules than memory."""
+    return on_disk
+
+
 FULL = {"sandbox": "copy", "network": {"setup": "full", "agent": "full", "scoring": "full"}}
 
 

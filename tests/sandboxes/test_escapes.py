@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,12 +25,13 @@ from race.errors import SandboxError
 from race.sandbox import SandboxSpec
 from race.sandboxes.local import reading, syscalls, unpacking
 from race.sandboxes.local.layers import Layers
+from race.sandboxes.local.removal import remove_tree
 from race.sandboxes.local.tar_reading import BadArchiveError
 from tests.sandboxes import archives
 from tests.sandboxes.ordinary import USER, run_as_ordinary_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from race.sandbox import Sandbox
     from race.sandboxes.local import LocalProvider
@@ -119,6 +121,17 @@ _MAYBE_NOT_HERE = {
 """What other kernels than the newest have not, or have: without the defence either is right."""
 _NOT_AS_USER = {"become_root_by_a_set_uid_program", "passwords_of_the_host"}
 """An ordinary user's sandbox has one user, and that user may not read the host's secrets either."""
+
+
+@pytest.fixture(scope="module")
+def local_home() -> Iterator[Path]:
+    """On the disk: in memory the kernel heeds no set-uid bit anyway."""
+    folder = Path(tempfile.mkdtemp(prefix="race-tests-"))
+    home = folder / "local"
+    home.mkdir(mode=0o700)
+    yield home
+    remove_tree(home)
+    folder.rmdir()
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,12 @@ MIB = 1 << 20
 
 
 @pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """On the disk, which has other rules than memory."""
+    return on_disk
+
+
+@pytest.fixture
 async def watched(local_home: Path, anyio_backend: str) -> AsyncIterator[LocalProvider]:  # noqa: ARG001 - both event loops
     """A provider on a machine where no control group can be made."""
     made = LocalProvider(local_home)
