@@ -108,7 +108,7 @@ async def run(home: Path, image: str, python: str) -> dict[str, dict[str, str]]:
         abstract.bind(f"\0race-escape-{os.getpid()}")
         abstract.listen()
         provider = LocalProvider(home)
-        sibling = await provider.create(SandboxSpec("sibling", image=image))
+        await provider.create(SandboxSpec("sibling", image=image))
         facts: dict[str, object] = {
             "process": os.getpid(),
             "sibling": provider._workshop.records.load("sibling").init.pid,  # type: ignore[union-attr]
@@ -131,7 +131,6 @@ async def run(home: Path, image: str, python: str) -> dict[str, dict[str, str]]:
             results[what] = await tried(weakened, spec, python, facts)
             await weakened.aclose()
         spawner._BOOT = _BOOT
-        await sibling.delete()
         await provider.aclose()
         if os.geteuid() == 0:  # others may not read what the mask hides
             host_mask.REPLACED.pop("/etc/shadow")
@@ -140,6 +139,17 @@ async def run(home: Path, image: str, python: str) -> dict[str, dict[str, str]]:
             results["mask"] = await tried(unmasked, SandboxSpec("unmasked"), "python3", facts)
             await unmasked.aclose()
     return results
+
+
+async def cleaned(home: Path, image: str, python: str) -> dict[str, dict[str, str]]:
+    """Leave no sandbox, whatever happens."""
+    try:
+        return await run(home, image, python)
+    finally:
+        provider = LocalProvider(home)
+        for each in await provider.list():
+            await (await provider.get(each.name)).delete()
+        await provider.aclose()
 
 
 def _address() -> str:
@@ -154,4 +164,4 @@ def _address() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(anyio.run(run, Path(sys.argv[1]), *sys.argv[2:])))
+    sys.stdout.write(json.dumps(anyio.run(cleaned, Path(sys.argv[1]), *sys.argv[2:])))
