@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
 
-from race.background import Process, ProcessInfo
 from race.errors import SandboxError
 from race.sandbox import DEFAULT_OUTPUT_LIMIT, Change, Entry, ExecResult, Limits, Network, SandboxInfo, State
 from race.sandboxes.archil import execution, files
 from race.sandboxes.archil.service import Service, is_missing, state_of
 from race.sandboxes.archil.terminal import ArchilTerminal
 from race.sandboxes.copy.tree import tree_entries
+from race.sandboxes.left_out import LeftOut
 from race.sandboxes.local.changes import normal
 from race.sandboxes.local.command import request
 from race.sandboxes.records import Record, Records
@@ -25,7 +24,7 @@ LISTING = "listing"
 """The file, beside a record, with what there was on the machine when it was made."""
 
 
-class ArchilSandbox:
+class ArchilSandbox(LeftOut):
     """A sandbox that `ArchilProvider` made or found; see `race.sandbox.Sandbox`.
 
     Args:
@@ -33,6 +32,8 @@ class ArchilSandbox:
         records: of all sandboxes of the provider.
         record: what is known of it now.
     """
+
+    provider = "archil"
 
     def __init__(self, service: Service, records: Records, record: Record) -> None:
         self._service = service
@@ -160,34 +161,6 @@ class ArchilSandbox:
             await made.start(asked, rows, columns)
             return made
 
-    async def listen(self, port: int = 0) -> socket.socket:
-        """Not offered: the service exposes ports to everybody only."""
-        raise cannot(f"way from a port of a sandbox to this machine ({port})")
-
-    async def connect(self, port: int) -> socket.socket:
-        """Not offered: the service exposes ports to everybody only."""
-        raise cannot(f"way from this machine to a port of a sandbox ({port})")
-
-    async def spawn(
-        self,
-        name: str,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/",
-        env: Mapping[str, str] | None = None,
-    ) -> Process:
-        """Not offered."""
-        del name, command, cwd, env
-        raise cannot("named processes")
-
-    async def process(self, name: str) -> Process:
-        """Not offered."""
-        raise cannot(f"named processes such as {name!r}")
-
-    async def processes(self) -> list[ProcessInfo]:
-        """Not offered."""
-        raise cannot("named processes")
-
     async def set_network(self, network: Network) -> None:
         """Give it another network; what is connected stays connected."""
         async with self._locked() as record:
@@ -195,10 +168,6 @@ class ArchilSandbox:
                 lambda: self._service.sandbox(self._handle).update_network(self._service.network(network))
             )
             self._records.save(record.model_copy(update={"network": network}))
-
-    async def export(self, target: Path) -> None:
-        """Not offered."""
-        raise cannot(f"export to {target}")
 
     # Files
 
@@ -367,8 +336,3 @@ def check_limits(limits: Limits) -> None:
     for name in ("cpus", "memory", "disk", "cores"):
         if getattr(limits, name) is not None:
             raise SandboxError(f"the sandbox provider 'archil' cannot limit {name} of a fork")
-
-
-def cannot(what: str) -> SandboxError:
-    """What is not offered, as an error."""
-    return SandboxError(f"the sandbox provider 'archil' has no {what}; it declares what it has")

@@ -11,7 +11,7 @@ from typing import Any
 
 from race.errors import MachineError, SandboxError
 from race.sandbox import Capabilities, Finding, SandboxInfo, SandboxSpec, State
-from race.sandboxes.archil.client import ArchilSandbox, cannot, check_limits, deleted, noted
+from race.sandboxes.archil.client import ArchilSandbox, check_limits, deleted, noted
 from race.sandboxes.archil.service import Service, state_of
 from race.sandboxes.records import Record, Records
 
@@ -65,7 +65,7 @@ class ArchilProvider:
     async def create(self, spec: SandboxSpec) -> ArchilSandbox:
         """A new running sandbox."""
         if spec.lifetime is not None or spec.idle_lifetime is not None:
-            raise cannot("lifetimes")
+            raise ArchilSandbox.cannot("lifetimes")
         if spec.image == "host":
             raise SandboxError(
                 "the sandbox provider 'archil' has no image 'host'; name one that the service knows"
@@ -93,7 +93,7 @@ class ArchilProvider:
 
     async def load(self, archive: Path, name: str | None = None) -> ArchilSandbox:
         """Not offered."""
-        raise cannot(f"import of {archive} as {name!r}")
+        raise ArchilSandbox.cannot(f"import of {archive} as {name!r}")
 
     async def get(self, name: str) -> ArchilSandbox:
         """Take over a sandbox, whichever process made it."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from race.background import Process, ProcessInfo
 from race.errors import SandboxError
 from race.sandbox import DEFAULT_OUTPUT_LIMIT, Change, Entry, ExecResult, Limits, Network, SandboxInfo
 from race.sandboxes.copy import descendants, manifest, running
@@ -19,13 +18,14 @@ from race.sandboxes.copy.cloning import clone
 from race.sandboxes.copy.running import Command, Running
 from race.sandboxes.copy.terminal import CopyTerminal
 from race.sandboxes.copy.tree import Tree, tree_entries
+from race.sandboxes.left_out import LeftOut
 from race.sandboxes.local.command import request
 from race.sandboxes.records import Record, Records
 
 _SHELL = "if command -v bash >/dev/null; then exec bash -i; else exec sh -i; fi"
 
 
-class CopySandbox:
+class CopySandbox(LeftOut):
     """A sandbox that `CopyProvider` made or found; see `race.sandbox.Sandbox`.
 
     Args:
@@ -33,6 +33,8 @@ class CopySandbox:
         record: what is known of it now. If it is deleted and another one gets its name, this object stays with the
             deleted one.
     """
+
+    provider = "copy"
 
     def __init__(self, records: Records, record: Record) -> None:
         self._records = records
@@ -185,35 +187,9 @@ class CopySandbox:
             connection.setblocking(False)  # noqa: FBT003 - likewise
             return connection
 
-    async def spawn(
-        self,
-        name: str,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/",
-        env: Mapping[str, str] | None = None,
-    ) -> Process:
-        """Not offered."""
-        del name, command, cwd, env
-        raise cannot("named processes")
-
-    async def process(self, name: str) -> Process:
-        """Not offered."""
-        del name
-        raise cannot("named processes")
-
-    async def processes(self) -> list[ProcessInfo]:
-        """Not offered."""
-        raise cannot("named processes")
-
     async def set_network(self, network: Network) -> None:
         """Not offered: it is always the machine's."""
         check_network(network)
-
-    async def export(self, target: Path) -> None:
-        """Not offered."""
-        del target
-        raise cannot("export")
 
     # Files
 
@@ -386,11 +362,6 @@ async def complete(folder: Path) -> None:
 
 def _moved(env: Mapping[str, str], old: str, new: str) -> dict[str, str]:
     return {k: v.replace(old, new) for k, v in env.items()}
-
-
-def cannot(what: str) -> SandboxError:
-    """What is not offered, as an error."""
-    return SandboxError(f"the sandbox provider 'copy' has no {what}; it declares what it has")
 
 
 def check_network(network: Network) -> None:

@@ -13,7 +13,6 @@ from race.sandbox import Capabilities, Finding, SandboxInfo, SandboxSpec
 from race.sandboxes.copy import landlock, running
 from race.sandboxes.copy.client import (
     CopySandbox,
-    cannot,
     check_limits,
     check_network,
     complete,
@@ -95,7 +94,7 @@ class CopyProvider:
         check_network(spec.network)
         check_limits(spec.limits)
         if spec.lifetime is not None or spec.idle_lifetime is not None:
-            raise cannot("lifetimes")
+            raise CopySandbox.cannot("lifetimes")
         root = root_of(self._records.folder(spec.name))
         record = Record(
             name=spec.name,
@@ -115,7 +114,7 @@ class CopyProvider:
     async def load(self, archive: Path, name: str | None = None) -> CopySandbox:
         """Not offered."""
         del archive, name
-        raise cannot("import")
+        raise CopySandbox.cannot("import")
 
     async def get(self, name: str) -> CopySandbox:
         """Take over a sandbox, whichever process made it."""

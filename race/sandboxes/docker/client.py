@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
 
-from race.background import Process, ProcessInfo
 from race.errors import SandboxError
 from race.sandbox import DEFAULT_OUTPUT_LIMIT, Change, Entry, ExecResult, Limits, Network, SandboxInfo, State
 from race.sandboxes.copy.tree import tree_entries
@@ -18,6 +16,7 @@ from race.sandboxes.docker import containers, execution, files
 from race.sandboxes.docker.differences import Differences
 from race.sandboxes.docker.engine import Engine, is_missing
 from race.sandboxes.docker.terminal import DockerTerminal
+from race.sandboxes.left_out import LeftOut
 from race.sandboxes.local.changes import normal
 from race.sandboxes.local.command import request
 from race.sandboxes.records import Record, Records
@@ -25,7 +24,7 @@ from race.sandboxes.records import Record, Records
 _STATES: dict[str, State] = {"running": "running", "paused": "frozen"}
 
 
-class DockerSandbox:
+class DockerSandbox(LeftOut):
     """A sandbox that `DockerProvider` made or found; see `race.sandbox.Sandbox`.
 
     Args:
@@ -33,6 +32,8 @@ class DockerSandbox:
         records: of all sandboxes of the provider.
         record: what is known of it now.
     """
+
+    provider = "docker"
 
     def __init__(self, engine: Engine, records: Records, record: Record) -> None:
         self._engine = engine
@@ -129,41 +130,9 @@ class DockerSandbox:
             await made.start()
             return made
 
-    async def listen(self, port: int = 0) -> socket.socket:
-        """Not offered: the engine may be on another machine."""
-        raise cannot(f"way from a port of a sandbox to this machine ({port})")
-
-    async def connect(self, port: int) -> socket.socket:
-        """Not offered: the engine may be on another machine."""
-        raise cannot(f"way from this machine to a port of a sandbox ({port})")
-
-    async def spawn(
-        self,
-        name: str,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/",
-        env: Mapping[str, str] | None = None,
-    ) -> Process:
-        """Not offered."""
-        del name, command, cwd, env
-        raise cannot("named processes")
-
-    async def process(self, name: str) -> Process:
-        """Not offered."""
-        raise cannot(f"named processes such as {name!r}")
-
-    async def processes(self) -> list[ProcessInfo]:
-        """Not offered."""
-        raise cannot("named processes")
-
     async def set_network(self, network: Network) -> None:
         """Not offered."""
-        raise cannot(f"way to give a sandbox another network ({network!r}) than it was made with")
-
-    async def export(self, target: Path) -> None:
-        """Not offered."""
-        raise cannot(f"export to {target}")
+        raise self.cannot(f"way to give a sandbox another network ({network!r}) than it was made with")
 
     # Files
 
@@ -339,8 +308,3 @@ def state_of(engine: Engine, handle: str) -> State:
             raise SandboxError("its container is gone: somebody removed it from the engine") from e
         raise
     return _STATES.get(container.status, "stopped")
-
-
-def cannot(what: str) -> SandboxError:
-    """What is not offered, as an error."""
-    return SandboxError(f"the sandbox provider 'docker' has no {what}; it declares what it has")

@@ -12,7 +12,7 @@ from typing import Any
 from race.errors import MachineError, SandboxError
 from race.sandbox import Capabilities, Finding, SandboxInfo, SandboxSpec
 from race.sandboxes.docker import containers
-from race.sandboxes.docker.client import DockerSandbox, cannot, run, state_of
+from race.sandboxes.docker.client import DockerSandbox, run, state_of
 from race.sandboxes.docker.engine import Engine, is_missing
 from race.sandboxes.records import Record, Records
 
@@ -93,7 +93,7 @@ class DockerProvider:
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         """A new running sandbox."""
         if spec.lifetime is not None or spec.idle_lifetime is not None:
-            raise cannot("lifetimes")
+            raise DockerSandbox.cannot("lifetimes")
         await self._engine.call(self._engine.info)
         containers.check(self._engine, spec.network, spec.limits)
         image = await self._engine.call(lambda: self._image(spec.image))
@@ -112,7 +112,7 @@ class DockerProvider:
 
     async def load(self, archive: Path, name: str | None = None) -> DockerSandbox:
         """Not offered."""
-        raise cannot(f"import of {archive} as {name!r}")
+        raise DockerSandbox.cannot(f"import of {archive} as {name!r}")
 
     async def get(self, name: str) -> DockerSandbox:
         """Take over a sandbox, whichever process made it."""
