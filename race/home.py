@@ -18,12 +18,21 @@ def home() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     path = Path(named).expanduser() if named else Path(state).expanduser() / "race"
     path = path.absolute()
+    make(path)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise MachineError(f"the state folder {path} cannot be written to; set RACE_HOME to another")
+    return path
+
+
+def make(path: Path) -> None:
+    """Make a state folder that is not there, reachable for its owner only.
+
+    Raises:
+        MachineError: it cannot be made.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as e:
         raise MachineError(
             f"the state folder {path} cannot be made: {e.strerror}; set RACE_HOME to another"
         ) from e
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise MachineError(f"the state folder {path} cannot be written to; set RACE_HOME to another")
-    return path

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from race.errors import MachineError, SpecError
+from race.home import make as make_folder
 from race.process import LEASE, boot, is_alive, owner, process_start, steady
 from race.tables import SCHEMA, bring_up_to_date
 from race.verdict import Verdict
@@ -93,10 +94,11 @@ class Store:
     another thread costs.
 
     Args:
-        home: the state folder.
+        home: the state folder; made if it is not there.
 
     Raises:
-        MachineError: the database cannot be opened, is damaged, or was made by a newer version.
+        MachineError: the folder cannot be made; the database cannot be opened, is damaged, or was made by a newer
+            version.
     """
 
     def __init__(self, home: Path) -> None:
@@ -107,6 +109,7 @@ class Store:
         )
         self._lock = threading.RLock()
         self._fences: dict[str, int] = {}
+        make_folder(home)
         try:
             self._db = sqlite3.connect(self._path, timeout=15, isolation_level=None, check_same_thread=False)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
