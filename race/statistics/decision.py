@@ -46,9 +46,9 @@ class Looks:
 
         No correction for having chosen the leader is needed: Gutmann and Maymin 1987, "Is the selected population the
         best?", Annals of Statistics 15. Samples are not normal, and neighbours make them less so: in the simulator
-        a quarter less than the level is spent when it is to hold.
+        half of the level is spent when it is to hold.
         """
-        return boundary(max(self.first, 2), max(self.last, 2), 0.75 * self.level)
+        return boundary(max(self.first, 2), max(self.last, 2), 0.55 * self.level)
 
     @property
     def drop(self) -> float:
