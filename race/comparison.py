@@ -13,8 +13,9 @@ import numpy as np
 
 from race.arms import circumstances
 from race.conclusion import HOW
+from race.confirming import Confirmed, confirmed_finals
 from race.errors import Rejected, SpecError
-from race.finals import Entrant, Rule, Standing, Standings, finals
+from race.finals import Entrant, Rule, Standing, Standings
 from race.lane import machine_lane
 from race.levels import leveled
 from race.measuring import is_timelike, result
@@ -86,6 +87,14 @@ class _Run:
     seen: dict[str, list[tuple[int, Circumstances]]] = field(
         default_factory=dict[str, list[tuple[int, Circumstances]]]
     )
+    excluded: dict[str, Standing] = field(default_factory=dict[str, Standing])
+
+    def exclude(self, standings: Standings, reason: str) -> None:
+        """Take note that a command won, and may not."""
+        if standings.winner is not None:
+            self.excluded[standings.winner] = replace(
+                standings[standings.winner], state="rejected", reason=reason
+            )
 
     async def measure(self, entrant: Entrant, number: int, seed: int) -> Sample:
         command = self.commands[entrant.name]
@@ -159,10 +168,10 @@ async def compare(
         run = _Run(method, {"base": base, **named}, watch, on_sample)
         rng = np.random.default_rng(int.from_bytes(os.urandom(8)))
         try:
-            standings = await finals(entrants, run.measure, rule, rng)
+            found = await confirmed_finals(entrants, run.measure, rule, rng, exclude=run.exclude)
         except Rejected as e:
             raise SpecError(str(e)) from e
-    return _verdict(standings, run, rule, time.monotonic() - began)
+    return _verdict(found, run, time.monotonic() - began)
 
 
 def named_apart(commands: Sequence[str]) -> dict[str, str]:
@@ -187,13 +196,15 @@ def _must_have_worked(timing: Timing, command: str, timeout: float) -> None:
         raise Rejected(f"{command!r} failed (exit status {timing.exit_code}): {said}")
 
 
-def _verdict(standings: Standings, run: _Run, rule: Rule, seconds: float) -> Verdict:
+def _verdict(found: Confirmed, run: _Run, seconds: float) -> Verdict:
+    standings, rule = found.standings, found.rule
     scorer, unit = run.method.measure, run.method.shown_unit
 
     def metrics(standing: Standing) -> dict[str, MetricResult]:
         if not standing.values:
             return {}
-        around = tuple(c for number, c in run.seen[standing.name] if number >= rule.warmup)
+        counted = range(rule.warmup, rule.warmup + standing.rounds)
+        around = tuple(c for number, c in run.seen[standing.name] if number in counted)
         made = leveled(result(standing.values, unit), standing, rule)
         return {scorer: made.model_copy(update={"circumstances": around})}
 
@@ -213,17 +224,20 @@ def _verdict(standings: Standings, run: _Run, rule: Rule, seconds: float) -> Ver
             reasons=(standing.reason,) if standing.reason else (),
             metrics=metrics(standing),
             speedup=None if s is None else Speedup(vs_base=s.estimate, low=s.low, high=s.high),
+            confirmed=found.speedup if standing.name == standings.winner else None,
             p_best=standing.p_best,
             seconds=sum(c.seconds for _, c in run.seen.get(standing.name, ())),
         )
 
+    left = {s.name: s for s in standings.entrants[1:]}
+    candidates = [(run.excluded | left)[name] for name in run.commands if name != "base"]
     if standings.winner is not None:
         decided = HOW[standings.why]
         if standings.why == "practical tie":
             decided = "a tie within the indifference zone"
         elif standings.why == "only candidate":
             decided = "it is better than the base"
-    elif all(s.state == "rejected" for s in standings.entrants[1:]):
+    elif all(s.state == "rejected" for s in candidates):
         decided = "no command could be measured"
     elif standings.why == "budget":
         decided = "no command was shown to be better than the base when the budget for measuring was spent"
@@ -238,7 +252,7 @@ def _verdict(standings: Standings, run: _Run, rule: Rule, seconds: float) -> Ver
         confidence=standings.confidence,
         decided_by=decided,
         base=BaseVerdict(metrics=metrics(standings["base"])),
-        attempts=tuple(attempt(s) for s in standings.entrants[1:]),
+        attempts=tuple(map(attempt, candidates)),
         seconds=seconds,
-        warnings=tuple(c.sentence for c in standings.warnings),
+        warnings=(*(c.sentence for c in standings.warnings), *filter(None, [found.disagreement])),
     )

@@ -12,24 +12,18 @@ import numpy as np
 
 from race.arms import Arms, is_linear
 from race.attempt import Attempt, Course
-from race.errors import Rejected
-from race.finals import Entrant, Measure, Rule, Standing, Standings, finals
+from race.confirming import confirmed_finals
+from race.finals import Entrant, Measure, Rule, Standing, Standings
 from race.levels import leveled
 from race.measuring import base_image, change_size, lane, result, rule
 from race.paired import Cases, paired, paired_cases
 from race.scoring import Metric, Sample
-from race.statistics.boundary import t_quantile
 from race.statistics.standings import Why
 from race.submission import printable
 from race.verdict import CaseCounts, MetricResult, Speedup
 
 WEIGHTED: Final = "weighted"
 """Name of the metric that several others are put together to."""
-CONFIRMING: Final = 2
-"""Rounds in which the winner and the base are measured once more. The spread of a sample is known by then."""
-
-WHOLE: Final = 100
-"""Ratios from this one on are written without decimals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +95,25 @@ class _Finals:
                 if other in constrained:
                     await self.arms.measure_rounds(other, metric, rng)
                     self._exclude_worse(other, metric, constrained[other])
-            measure = _remembering(self._measure())
-            # Who wins is asked again without one that is excluded; what was measured is not measured again.
-            while True:
-                entrants = [e for e in entrants if e.name == "base" or self._of(e.name).eligible]
-                standings = self._by_cases(await finals(entrants, measure, self.held, rng))
-                confirmed, reason = await self._confirmed(standings, measure, rng)
-                if reason:
-                    self._of(standings.winner or "").end("ineligible", f"{self.name}: {reason}")
-                elif self._stands(standings, confirmed) or self.held.min_rounds == self.held.max_rounds:
-                    break
-                else:  # decided too early, as when a benchmark has two levels and met one of them each time
-                    more = min(2 * standings.rounds, self.held.max_rounds)
-                    self.held = replace(self.held, min_rounds=more)
+            entrants = [e for e in entrants if e.name == "base" or self._of(e.name).eligible]
+            found = await confirmed_finals(
+                entrants,
+                self._measure(),
+                self.held,
+                rng,
+                exclude=self._exclude,
+                objection=self._worse_workload,
+                settle=self._by_cases,
+            )
+            standings, self.held = found.standings, found.rule
             for other, metric in self.metrics:
                 if other not in constrained and other not in deciding:
                     await self.arms.measure_rounds(other, metric, rng)
         warnings = [c.sentence for c in standings.warnings]
-        if disagree := _disagree(standings, confirmed):
-            warnings.append(disagree)
+        if found.disagreement:
+            warnings.append(found.disagreement)
         base = self._results(standings)
-        return Measured(standings, self.name, base, warnings, confirmed, self._pareto())
+        return Measured(standings, self.name, base, warnings, found.speedup, self._pareto())
 
     def _generator(self, entrants: Sequence[Entrant]) -> np.random.Generator:
         """The generator of all orders and seeds: that of an earlier process, if it measured the same entrants."""
@@ -177,53 +169,8 @@ class _Finals:
                     f"{name}: {1 / ratio.estimate - 1:.1%} worse than the base, where {allowed:.1%} is allowed",
                 )
 
-    async def _confirmed(
-        self, standings: Standings, measure: Measure, rng: np.random.Generator
-    ) -> tuple[Speedup | None, str]:
-        """What the winner is worth when it is measured once more, or why it cannot win.
-
-        Of many candidates the one that was measured best was also lucky: its estimate is too good (the winner's
-        curse). That of later rounds, with seeds that nobody has seen, is not. The spread of a sample is taken from the
-        finals, which have measured it more often.
-        """
-        if standings.winner is None:
-            return None, ""
-        if reason := self._worse_workload(standings.winner):
-            return None, reason
-        base, winner = standings["base"], standings[standings.winner]
-        pairs: list[tuple[float, float]] = []
-        for extra in range(CONFIRMING):
-            number = self.held.warmup + standings.rounds + extra
-            seed = int(rng.integers(1 << 31))
-            effects: dict[str, float] = {}
-            for name in (base.name, winner.name) if rng.random() < 0.5 else (winner.name, base.name):  # noqa: PLR2004
-                try:
-                    effects[name] = self.held.effect(await measure(Entrant(name), number, seed))
-                except Rejected as e:
-                    if name == base.name:
-                        raise
-                    return None, f"it won, and failed when it was measured once more: {e}"
-            pairs.append((effects[base.name], effects[winner.name]))
-        at = math.fsum(b for b, _ in pairs) / len(pairs)
-        gap = at - math.fsum(w for _, w in pairs) / len(pairs)
-        if base.spread is None or winner.spread is None:
-            return None, ""
-        df = max(base.rounds + winner.rounds - 2, 1)
-        reach = t_quantile(0.975, df) * float(np.hypot(base.spread, winner.spread)) / math.sqrt(len(pairs))
-        low, middle, high = (self.held.ratio(at, gap + step) for step in (-reach, 0.0, reach))
-        return Speedup(vs_base=middle, low=low, high=high), ""
-
-    def _stands(self, standings: Standings, confirmed: Speedup | None) -> bool:
-        """Whether most of what the winner gained is still there when it is measured once more."""
-        winner = standings[standings.winner] if standings.winner else None
-        if (
-            confirmed is None
-            or winner is None
-            or winner.vs_base is None
-            or not _disagree(standings, confirmed)
-        ):
-            return True
-        return math.log(max(confirmed.low, 1e-9)) > math.log(max(winner.vs_base.low, 1e-9)) / 2
+    def _exclude(self, standings: Standings, reason: str) -> None:
+        self._of(standings.winner or "").end("ineligible", f"{self.name}: {reason}")
 
     def _worse_workload(self, winner: str) -> str:
         """The winner's worst workload, if that is worse than for the base by more than is allowed."""
@@ -355,35 +302,3 @@ class _Finals:
                 return False
             better |= sure
         return better
-
-
-def _disagree(standings: Standings, confirmed: Speedup | None) -> str:
-    """What to say when the winner turned out to be worth less than the finals made of it; nothing if it did not."""
-    winner = standings[standings.winner] if standings.winner else None
-    if confirmed is None or winner is None or winner.vs_base is None or confirmed.high >= winner.vs_base.low:
-        return ""
-    ratios = (confirmed.vs_base, winner.vs_base.low, winner.vs_base.high)
-    times = [f"{ratio:,.0f}" if ratio >= WHOLE else f"{ratio:.3g}" for ratio in ratios]
-    return (
-        f"winner's curse ({winner.name}): measured once more it is {times[0]} times as good as the base, where the "
-        f"finals found {times[1]} to {times[2]}; believe the later number"
-    )
-
-
-def _remembering(measure: Measure) -> Measure:
-    """A measure that gives its answers again, in their order for each entrant, when the finals are held once more."""
-    known: dict[tuple[str, int], Sample | Rejected] = {}
-
-    async def again(entrant: Entrant, number: int, seed: int) -> Sample:
-        key = entrant.name, number
-        if key not in known:
-            try:
-                known[key] = await measure(entrant, number, seed)
-            except Rejected as e:
-                known[key] = e
-        found = known[key]
-        if isinstance(found, Rejected):
-            raise found
-        return found
-
-    return again

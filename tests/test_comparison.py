@@ -44,6 +44,11 @@ async def test_the_faster_command_wins() -> None:
     first, second, fails, again = verdict.attempts
     assert first.speedup is not None
     assert 2 < first.speedup.vs_base < 4.2
+    winner = verdict.attempt(verdict.winner)
+    assert winner is not None
+    assert winner.confirmed is not None
+    assert 2 < winner.confirmed.vs_base < 4.2
+    assert [a.confirmed for a in verdict.attempts if a is not winner] == [None] * 3
     assert second.speedup is not None
     assert second.speedup.vs_base < first.speedup.vs_base
     assert fails.state == "ineligible"
@@ -219,3 +224,16 @@ def test_agrees_with_hyperfine(command: str, tmp_path: Path, capsys: pytest.Capt
     # quiet machine all of it is one; on a busy one theirs lies between our level and our samples.
     assert ours["low"] <= theirs["mean"] + theirs["stddev"]
     assert max(ours["samples"]) >= theirs["mean"] - theirs["stddev"]
+
+
+@pytest.mark.anyio
+async def test_a_winner_that_fails_when_it_is_measured_once_more_does_not_win(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    flaky = f"echo >>{runs}; test $(wc -l <{runs}) -le 4"  # the warm-up and three rounds
+    verdict = await compare("sleep 0.08", [flaky, "sleep 0.03"], rule=Rule.of("standard", max_rounds=3))
+    assert verdict.winner == "sleep 0.03"
+    broken = verdict.attempt(flaky)
+    assert broken is not None
+    assert broken.state == "ineligible"
+    assert "failed when it was measured once more" in broken.reasons[0]
+    assert len(verdict.attempts) == 2
