@@ -3,27 +3,23 @@
     python -m benchmarks.finals            # all of it; the real programs take most of an hour
     python -m benchmarks.finals --quick    # a minute or two, with few repetitions
 
-Three tables: a simulated machine (`benchmarks.finals.machine`), real programs whose costs are known, and identical
-programs, of which none may be claimed to be better.
+Three tables: a simulated machine (`benchmarks.finals.machine`), real programs whose costs are known
+(`benchmarks.finals.programs`), and races of identical replays, of which none may be claimed to be better
+(`benchmarks.finals.races`).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import anyio
 import numpy as np
 
+from benchmarks.finals import programs, races
 from benchmarks.finals.machine import PRESETS, Machine
 from benchmarks.finals.simulate import select
-from race.comparison import compare
 from race.finals import Rule
+from race.statistics.rule import Mode
 
 ROWS = [
     ("quiet", 5, 0.02, True),
@@ -36,7 +32,6 @@ ROWS = [
     ("neighbour", 30, 0.02, True),
     ("neighbour", 5, 0.0, True),
 ]
-LOOPS = 400_000
 
 
 def simulated(repetitions: int, seed: int) -> None:
@@ -68,75 +63,21 @@ def simulated(repetitions: int, seed: int) -> None:
         )
 
 
-@contextmanager
-def neighbours(count: int, *, frozen: bool = False) -> Iterator[None]:
-    """Busy programs beside; frozen ones are there and do nothing, as agents when the finals begin."""
-    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        for process in busy if frozen else ():
-            process.send_signal(signal.SIGSTOP)
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-
-
-def program(share: float, name: str = "") -> str:
-    """A command that takes so many times as long as the base of all."""
-    return f"{sys.executable} -S -c 'for i in range({round(LOOPS * share)}): i * i  # {name}'"
-
-
-async def real(repetitions: int, rule: Rule) -> None:
-    print(f"\nreal programs, five candidates, 2 % between the best two, {repetitions} repetitions\n")
-    print(f"{'beside':26} {'right':>7} {'samples':>8} {'false claims':>13}")
-    costs = [5.0, 5.1, 5.3, 5.6, 6.0]
-    commands = [program(c) for c in costs]
-    for name, count, frozen in (("nothing", 0, False), ("five frozen", 5, True), ("five busy", 5, False)):
-        right = claims = samples = 0
-        with neighbours(count, frozen=frozen):
-            for _ in range(repetitions):
-                verdict = await compare(program(10.0), commands, rule=rule)
-                samples += sum(len(a.metrics["time"].samples) for a in verdict.attempts) + len(
-                    verdict.base.metrics["time"].samples
-                )
-                right += verdict.winner == commands[0]
-                claims += verdict.winner not in (None, commands[0]) and not verdict.tied_with
-        print(
-            f"{name:26} {right:>4}/{repetitions:<3} {samples / repetitions:7.0f} {claims:>10}/{repetitions}",
-            flush=True,
-        )
-
-
-async def alike(repetitions: int, rule: Rule) -> None:
-    print(f"\nsix identical programs, {repetitions} repetitions\n")
-    print(f"{'beside':26} {'claims':>8}")
-    for name, count in (("nothing", 0), ("a busy neighbour", os.cpu_count() or 1)):
-        claims = 0
-        with neighbours(count):
-            for _ in range(repetitions):
-                verdict = await compare(
-                    program(5.0, "base"), [program(5.0, f"{i}") for i in range(5)], rule=rule
-                )
-                claims += verdict.winner is not None
-        print(f"{name:26} {claims:>4}/{repetitions}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few repetitions")
-    parser.add_argument("--only", choices=["simulated", "real", "alike"], help="one of the tables")
-    parser.add_argument("--seed", type=int, default=1, help="of the simulated machine")
+    parser.add_argument("--only", choices=["simulated", "programs", "races"], help="one of the tables")
+    parser.add_argument("--seed", type=int, default=1, help="of the orders")
     options = parser.parse_args()
-    rule = Rule.of("quick") if options.quick else Rule.of("standard")
+    mode: Mode = "quick" if options.quick else "standard"
     if options.only in (None, "simulated"):
         simulated(20 if options.quick else 300, options.seed)
-    if options.only in (None, "real"):
-        anyio.run(real, 1 if options.quick else 100, rule)
-    if options.only in (None, "alike"):
-        anyio.run(alike, 2 if options.quick else 100, rule)
+    if options.only in (None, "programs"):
+        anyio.run(programs.table, 2 if options.quick else 100, Rule.of(mode), options.seed)
+    if options.only in (None, "races"):
+        anyio.run(races.table, 2 if options.quick else 100, mode)
 
 
 if __name__ == "__main__":
