@@ -29,20 +29,25 @@ WITHOUT: dict[str, str] = {
     "filter and capabilities": _NO_FILTER + "confine.CAPABILITIES = frozenset(range(32))",
     "filter and hidden PID 1": _NO_FILTER
     + """
-prctl = syscalls.prctl
-syscalls.prctl = lambda option, value: prctl(option, 1 if option == syscalls.PR_SET_DUMPABLE else value)
+confinement = confine.confinement
+confine.confinement = lambda *given, **more: [
+    call._replace(arguments=(syscalls.PR_SET_DUMPABLE, 1)) if call.arguments == (syscalls.PR_SET_DUMPABLE, 0) else call
+    for call in confinement(*given, **more)
+]
 """,
     "limit on user namespaces": """
-write = zygote._write
-zygote._write = lambda path, text: None if path.endswith("max_user_namespaces") else write(path, text)
+write = template.write
+template.write = lambda path, text: None if path.endswith("max_user_namespaces") else write(path, text)
 """,
     "no new privileges": """
-prctl = syscalls.prctl
-syscalls.prctl = lambda option, value: None if option == syscalls.PR_SET_NO_NEW_PRIVS else prctl(option, value)
+confinement = confine.confinement
+confine.confinement = lambda *given, **more: [
+    call for call in confinement(*given, **more) if call.arguments != (syscalls.PR_SET_NO_NEW_PRIVS, 1)
+]
 confine.CAPABILITIES |= {21}  # a filter needs one or the other
 """,
     "scope of abstract sockets": """
-syscalls.landlock_scope = lambda scope: None
+syscalls.landlock_version = lambda: 0
 """,
 }
 """For each set of defences the lines that switch it off in the helper that makes sandboxes."""
@@ -60,8 +65,8 @@ def weakened(name):
     module = load(name)
     if name.endswith(".zygote"):
         import struct
-        from race.sandboxes.local import confine, syscalls
-        exec({lines!r}, {{"zygote": module, "confine": confine, "syscalls": syscalls, "struct": struct}})
+        from race.sandboxes.local import confine, syscalls, template
+        exec({lines!r}, {{"template": template, "confine": confine, "syscalls": syscalls, "struct": struct}})
     return module
 
 boot.importlib = type("importlib", (), {{"import_module": staticmethod(weakened)}})

@@ -6,13 +6,22 @@ Applied once, by the sandbox's PID 1 to itself, and inherited by everything in i
 
 from __future__ import annotations
 
+import ctypes
 import struct
 
 from race.sandboxes.local import syscalls
+from race.sandboxes.local.sequence import WHATEVER, Call
 
 CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 31})
 """What root keeps: chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service,
 net_raw, sys_chroot, setfcap. All of them count only for what belongs to the sandbox."""
+
+_PR_CAPBSET_DROP = 24
+_CAPABILITY_VERSION_3 = 0x20080522
+_SECCOMP_SET_MODE_FILTER = 1
+_SECCOMP_FILTER_FLAG_SPEC_ALLOW = 4
+_FREE = 3
+"""The first free descriptor."""
 
 _SCOPE_ABSTRACT_SOCKETS = 1
 _SCOPE_VERSION = 6
@@ -101,21 +110,41 @@ PRETENDED = {
 package managers, which give files to many users, work."""
 
 
-def confine(program: bytes, *, share_network: bool) -> None:
-    """Confine this process and everything it will start. Cannot be undone.
+def confinement(program: bytes, *, share_network: bool) -> list[Call]:
+    """The system calls by which a process confines itself and everything it will start. Cannot be undone.
+
+    Descriptor 3 has to be the first free one.
 
     Args:
         program: from `system_call_filter`.
         share_network: it has the host's network, and with it the host's abstract sockets, unless Landlock
             hides them (Linux 6.12 and newer).
     """
-    syscalls.set_capabilities(CAPABILITIES)
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    dropped = [each for each in range(64) if each not in CAPABILITIES]
+    # Those beyond the last capability that this kernel knows fail, which does not matter.
+    calls = [Call("prctl", (_PR_CAPBSET_DROP, each), least=WHATEVER) for each in dropped]
+    low = sum(1 << each for each in CAPABILITIES)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    calls.append(Call("capset", (header, struct.pack("6I", low, low, 0, 0, 0, 0))))
+    calls.append(Call("prctl", (syscalls.PR_SET_NO_NEW_PRIVS, 1)))
     if share_network and syscalls.landlock_version() >= _SCOPE_VERSION:
-        syscalls.landlock_scope(_SCOPE_ABSTRACT_SOCKETS)
-    syscalls.install_filter(program, len(program) // 8)
+        scope = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)
+        calls.append(Call("landlock_create_ruleset", (scope, len(scope)), least=_FREE))
+        calls.append(Call("landlock_restrict_self", (_FREE,)))
+        calls.append(Call("close", (_FREE,)))
+    held = ctypes.create_string_buffer(program, len(program))
+    _held.append(held)
+    header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(held))
+    # Without this flag older kernels slow the filtered process down against speculative attacks, which would
+    # falsify every measurement made in a sandbox.
+    calls.append(Call("seccomp", (_SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_SPEC_ALLOW, header)))
     # Root inside could otherwise read this process through /proc, or trace it.
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    calls.append(Call("prctl", (syscalls.PR_SET_DUMPABLE, 0)))
+    return calls
+
+
+_held: list[ctypes.Array[ctypes.c_char]] = []
+"""The filters that lists of system calls point to."""
 
 
 PINNED = {"sched_setaffinity": (203, 122)}

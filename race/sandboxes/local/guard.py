@@ -205,9 +205,14 @@ class Guard:
         self.ended: dict[str, float] = {}
         """When something was last ended for the sake of a limit, on the monotonic clock."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether there is any limit that it has to watch."""
+        return self._memory is not None or self._disk is not None
+
     def patience(self) -> float | None:
         """Seconds until the next look; None if there is nothing to watch."""
-        if (self._memory is None and self._disk is None) or not _anything_runs():
+        if not self.watches or not _anything_runs():
             return None
         return 0.0 if self._is_counting() else LOOK_EVERY
 

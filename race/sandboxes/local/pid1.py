@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -17,10 +16,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from race.sandboxes.local import processes, shim, transfer, wire
+from race.sandboxes.local import processes, standby, wire, worker
 from race.sandboxes.local.inner_ports import InnerPorts
 from race.sandboxes.local.jobs import Connection, Drains, Job
 from race.sandboxes.local.named import NamedProcesses
+from race.sandboxes.local.standby import Standby
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
 
     from race.sandboxes.local.guard import Guard
     from race.sandboxes.local.lifetimes import Lifetime
-    from race.sandboxes.local.messages import Ended
+    from race.sandboxes.local.messages import Ended, WorkRequest
+    from race.sandboxes.local.shim import Bounds
 
 _REAPING = 2.0
 """Seconds to wait for what was killed to be gone before answering anyway."""
 _REAPING_CHECK = 0.003
 _OUT_OF_DESCRIPTORS_PAUSE = 0.01
-_DISK_FULL = "the disk space that it may use is used up"
-_BROKEN = 70
-"""How a child exits that could not do its work nor say so (EX_SOFTWARE of sysexits(3))."""
 
 
 class Server:
@@ -49,9 +47,7 @@ class Server:
         guard: watches what is used.
     """
 
-    def __init__(
-        self, listener: socket.socket, bounds: shim.Bounds, lifetime: Lifetime, guard: Guard
-    ) -> None:
+    def __init__(self, listener: socket.socket, bounds: Bounds, lifetime: Lifetime, guard: Guard) -> None:
         self._listener = listener
         self._bounds = bounds
         self._lifetime = lifetime
@@ -67,7 +63,12 @@ class Server:
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         self._epoll = select.epoll()
         self._drains = Drains(self._epoll)
+        self._standby = Standby(standby.TALK, standby.ASK)
         self._named = NamedProcesses(self._epoll, self._answer, self._adopt, self._begin, self._end)
+        if guard.watches:
+            self._standby.close()  # whatever runs counts there, and is to belong to the sandbox
+        else:
+            self._epoll.register(self._standby.fileno(), select.EPOLLIN)
         for descriptor in (listener.fileno(), self._wake):
             self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -84,6 +85,8 @@ class Server:
                 elif descriptor == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, 4096)
+                elif descriptor == self._standby.fileno():
+                    self._standby.listen()
                 elif descriptor in self._drains:
                     self._drains.empty(descriptor)
                 elif descriptor in self._named:
@@ -93,6 +96,7 @@ class Server:
             self._guard.look()
             self._reap()
             self._keep_time()
+            self._keep_standby()
             if self._lifetime.left(in_use=in_use or self._in_use()) == 0:
                 return
 
@@ -107,7 +111,10 @@ class Server:
             for job in self._jobs()
             if job.dying or job.deadline is not None
         ]
-        waits += [each for each in (self._lifetime.patience(), self._guard.patience()) if each is not None]
+        others = [self._lifetime.patience(), self._guard.patience()]
+        if not self._is_pressed():
+            others.append(self._standby.patience())
+        waits += [each for each in others if each is not None]
         return min(waits, default=None)
 
     def _jobs(self) -> list[Job]:
@@ -119,7 +126,10 @@ class Server:
         except OSError:
             time.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
             return
-        self._adopt(accepted)
+        connection = self._adopt(accepted)
+        self._standby.expect()
+        self._standby.keep()
+        self._serve(connection)  # what it asks for mostly comes with it
 
     def _adopt(self, accepted: socket.socket) -> Connection:
         connection = Connection(accepted)
@@ -190,45 +200,40 @@ class Server:
                 deadline = time.monotonic() + message["timeout"]
         job = Job(readers, deadline)
         job.survives = message["do"] != "exec"
-        try:
-            job.pid = os.fork()
-        except OSError as error:
-            _close(descriptors)
-            connection.job = None
-            self._answer(connection, {"error": f"the sandbox cannot start a process: {error.strerror}"})
-            return
-        if job.pid == 0:
-            self._run_child(connection, message, descriptors)
+        asked: WorkRequest = {
+            "request": message,
+            "processes": self._bounds.processes,
+            "files": self._bounds.files,
+            "file_size": self._guard.file_size,
+            "is_full": self._guard.disk_is_full,
+        }
+        given = [connection.socket.fileno(), self._null, *descriptors]
+        job.pid = self._standby.give(asked, given)
+        if not job.pid:
+            try:
+                job.pid = os.fork()
+            except OSError as error:
+                _close(descriptors)
+                connection.job = None
+                self._answer(connection, {"error": f"the sandbox cannot start a process: {error.strerror}"})
+                return
+            if job.pid == 0:
+                try:
+                    signal.set_wakeup_fd(-1)
+                    worker.get_ready()
+                    worker.work(asked, given)
+                finally:
+                    os._exit(worker.BROKEN)
         connection.job = job
         _close([each for each in descriptors if each not in readers])
 
-    def _run_child(self, connection: Connection, message: Any, descriptors: list[int]) -> None:
-        """In the child: do the work and exit."""
-        status = _BROKEN
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            bounds = self._bounds._replace(file_size=self._guard.file_size)
-            if message["do"] == "exec":
-                streams = [self._null] * 3
-                if not message["terminal"]:
-                    outputs = 1 if message["merged"] else 2
-                    given = descriptors[-1] if message["has_input"] else self._null
-                    streams = [given, descriptors[0], descriptors[outputs - 1]]
-                shim.run(message, streams, connection.socket, bounds)
-            elif message["do"] == "put" and self._guard.disk_is_full:
-                wire.send(connection.socket, {"error": _DISK_FULL})
-            else:
-                if bounds.file_size is not None:
-                    resource.setrlimit(resource.RLIMIT_FSIZE, (bounds.file_size, bounds.file_size))
-                work = transfer.put if message["do"] == "put" else transfer.take
-                wire.send(connection.socket, work(descriptors[0], message["path"]))
-            status = 0
-        except BaseException as error:  # noqa: BLE001 - nothing may escape into the parent's loop
-            with contextlib.suppress(OSError):
-                wire.send(connection.socket, {"error": f"{type(error).__name__}: {error}"})
-        finally:
-            os._exit(status)
+    def _is_pressed(self) -> bool:
+        """Whether there is something more urgent than to get ready for the next request."""
+        return self._stopped_before is not None or any(job.dying is not None for job in self._jobs())
+
+    def _keep_standby(self) -> None:
+        if not self._is_pressed() and not self._epoll.poll(0):
+            self._standby.keep()
 
     def _signal(self, connection: Connection, message: Any) -> None:
         """Signal a named process, but wake none that is to stand still."""
@@ -287,6 +292,7 @@ class Server:
             if os.WIFSTOPPED(status):
                 self._child_stopped(pid)
                 continue
+            self._standby.ended(pid)
             for connection in list(self._connections.values()):
                 job = connection.job
                 if job is None:
@@ -309,9 +315,13 @@ class Server:
         job.pid = 0
         job.deadline = None
         if os.WIFSIGNALED(status) and job.survives:
-            text = _DISK_FULL if self._guard.disk_is_full else "something inside ended the transfer of files"
+            text = (
+                worker.DISK_FULL
+                if self._guard.disk_is_full
+                else "something inside ended the transfer of files"
+            )
             self._answer(connection, {"error": text})
-        elif not os.WIFSIGNALED(status) and os.WEXITSTATUS(status) == _BROKEN:
+        elif not os.WIFSIGNALED(status) and os.WEXITSTATUS(status) == worker.BROKEN:
             self._answer(connection, {"error": "the process that runs commands in the sandbox broke"})
         elif os.WIFSIGNALED(status):
             ended = {"status": status, "timed_out": False, "cpu": 0.0, "wait": 0.0, "max_rss": 0}

@@ -53,8 +53,25 @@ class Bounds(NamedTuple):
     file_size: int | None = None
 
 
+def get_ready() -> None:
+    """What has to be done in each such process, whatever it will run."""
+    os.setsid()
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _go_first_when_memory_is_short()
+
+
+def rehearse() -> None:
+    """Do for nothing what `run` will do, so that it does it faster."""
+    environment = {os.fsencode(key): os.fsencode(value) for key, value in {"PATH": _STANDARD_PATH}.items()}
+    with contextlib.suppress(OSError):
+        _found("sh", environment)
+    processes.run_delay(os.getpid())
+
+
 def run(request: ExecRequest, descriptors: list[int], connection: socket.socket, bounds: Bounds) -> None:
-    """Run the command and report on the connection. The caller must exit afterwards, whatever happens.
+    """Run the command and report on the connection, after `get_ready`. The caller must exit afterwards, whatever
+    happens.
 
     Args:
         request: what to run.
@@ -62,8 +79,6 @@ def run(request: ExecRequest, descriptors: list[int], connection: socket.socket,
         connection: where the answer goes.
         bounds: for the command.
     """
-    os.setsid()
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     spare, *streams = (syscalls.duplicate_above(each, 16) for each in (connection.fileno(), *descriptors))
     for place, descriptor in enumerate(streams):
         os.dup2(descriptor, place)
@@ -75,7 +90,6 @@ def run(request: ExecRequest, descriptors: list[int], connection: socket.socket,
     resource.setrlimit(resource.RLIMIT_NOFILE, bounds.files)
     if bounds.file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (bounds.file_size, bounds.file_size))
-    _go_first_when_memory_is_short()
     try:
         ended: Ended | Failure = _run(request, answer)
     except Exception as error:  # noqa: BLE001 - whoever asked has to be told, whatever it was

@@ -32,14 +32,12 @@ MS_REC = 16384
 MS_PRIVATE = 1 << 18
 MS_SLAVE = 1 << 19
 
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
-PR_SET_SECCOMP = 22
-PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _OPEN_TREE = 428
 _MOVE_MOUNT = 429
 _FSOPEN = 430
@@ -68,13 +66,16 @@ _MESSAGES = 20
 _RESOLVE_NO_MAGICLINKS = 2
 _RESOLVE_NO_SYMLINKS = 4
 _RESOLVE_BENEATH = 8
-_CAPABILITY_VERSION_3 = 0x20080522
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _LANDLOCK_RULE_PATH_BENEATH = 1
-_SECCOMP_SET_MODE_FILTER = 1
-_SECCOMP_FILTER_FLAG_SPEC_ALLOW = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_at_once = ctypes.PyDLL(None, use_errno=True).syscall
+"""Without letting go of the interpreter's lock, which would have the kernel copy more memory of a new process."""
+_at_once.restype = ctypes.c_long
+_mmap = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
@@ -94,6 +95,26 @@ def _call(number: int, what: str, *arguments: int | bytes | ctypes.Array[ctypes.
 def unshare(flags: int) -> None:
     """Leave the namespaces of ``flags`` for new ones."""
     _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def plainly(number: int, arguments: list[int]) -> int:
+    """Make a system call. Returns its result, or the negative number of an error."""
+    result = int(_at_once(*map(ctypes.c_long, (number, *arguments))))
+    return -ctypes.get_errno() if result == -1 else result
+
+
+def map_memory(size: int, protection: int, flags: int) -> int:
+    """The address of new memory that belongs to no file."""
+    address = _mmap(None, size, protection, flags, -1, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), "mmap")
+    return int(address)
+
+
+def protect(address: int, size: int, protection: int) -> None:
+    """Say what memory may be used for."""
+    _checked(_libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection), "mprotect")
 
 
 def prctl(option: int, argument: int) -> None:
@@ -242,52 +263,12 @@ def close_from(first: int) -> None:
     _call(_CLOSE_RANGE, "close_range", first, 0xFFFFFFFF, 0)
 
 
-def set_capabilities(capabilities: frozenset[int]) -> None:
-    """Give up all capabilities but these, for good."""
-    for capability in range(64):
-        if capability not in capabilities:
-            try:
-                prctl(PR_CAPBSET_DROP, capability)
-            except OSError:
-                break  # beyond the last capability that this kernel knows
-    low = sum(1 << each for each in capabilities)
-    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    _checked(_libc.capset(header, struct.pack("6I", low, low, 0, 0, 0, 0)), "capset")
-
-
-def install_filter(program: bytes, instructions: int) -> None:
-    """Put a seccomp filter over this process and all that it starts.
-
-    Args:
-        program: the instructions, 8 bytes each.
-        instructions: how many there are.
-    """
-    buffer = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("HxxxxxxQ", instructions, ctypes.addressof(buffer))
-    try:
-        # Without this flag older kernels slow the filtered process down against speculative attacks, which
-        # would falsify every measurement made in a sandbox.
-        _call(_SECCOMP[MACHINE], "seccomp", _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_SPEC_ALLOW, header)
-    except OSError:
-        _call(_SECCOMP[MACHINE], "seccomp", _SECCOMP_SET_MODE_FILTER, 0, header)
-
-
 def landlock_version() -> int:
     """The version of Landlock that the kernel offers; 0 if there is none."""
     try:
         return _call(_LANDLOCK_CREATE_RULESET, "landlock", None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
     except OSError:
         return 0
-
-
-def landlock_scope(scope: int) -> None:
-    """Forbid this process and all that it starts to reach what is outside of ``scope``. Needs version 6."""
-    request = struct.pack("QQQ", 0, 0, scope)
-    ruleset = _call(_LANDLOCK_CREATE_RULESET, "landlock_create_ruleset", request, len(request), 0)
-    try:
-        _call(_LANDLOCK_RESTRICT_SELF, "landlock_restrict_self", ruleset, 0)
-    finally:
-        os.close(ruleset)
 
 
 def landlock_confine(handled: int, allowed: list[tuple[str, int]], scope: int) -> None:

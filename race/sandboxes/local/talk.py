@@ -60,10 +60,10 @@ async def answer(connection: socket.socket, name: str) -> tuple[Any, list[int]]:
         SandboxError: the sandbox ended, or says that it cannot.
     """
     while True:
-        await anyio.wait_readable(connection)
         with contextlib.suppress(BlockingIOError):
             received = wire.receive(connection)
             break
+        await anyio.wait_readable(connection)
     if received is None:
         raise SandboxError(f"the sandbox {name!r} has ended")
     message, descriptors = received

@@ -12,35 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import gc
 import os
-import resource
 import signal
 import socket
-import struct
 from typing import TYPE_CHECKING
 
-from race.sandboxes.local import confine, file_tree, pid1, shim, syscalls, wire
-from race.sandboxes.local.guard import DiskGuard, Guard
-from race.sandboxes.local.lifetimes import Lifetime
+from race.sandboxes.local import file_tree, syscalls, wire
+from race.sandboxes.local.template import FIRST, Asked, Kind, Template, fail, held, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from race.sandboxes.local.messages import Failure, SpawnRequest
+    from race.sandboxes.local.messages import SpawnRequest
 
 FIRST_ID = 0x70000000
 """What user and group 0 of a sandbox are to the host, when root makes it."""
 IDS = 65536
 
 _CAP_SYS_ADMIN = 21
-_SPARE_PROCESSES = 64
-"""How many more processes PID 1 may have than its commands, so that it can still act when they use all
-theirs."""
-_LEAST_PID_MAX = 1024
-_SIOCSIFFLAGS = 0x8914
-_IFF_UP_RUNNING = 0x41
 _SOURCES = "sources"
 
 
@@ -83,15 +71,7 @@ def main(descriptor: int, home: str) -> None:
             try:
                 zygote.spawn(request, answer)
             except OSError as error:
-                _fail(answer, error)
-
-
-def _fail(answer: socket.socket, error: BaseException) -> None:
-    failure: Failure = {"error": f"{type(error).__name__}: {error}"}
-    if isinstance(error, OSError):
-        failure = {"error": error.strerror or str(error), "call": os.fsdecode(error.filename or "")}
-    with contextlib.suppress(OSError):
-        wire.send(answer, failure)
+                fail(answer, error)
 
 
 class Zygote:
@@ -105,9 +85,9 @@ class Zygote:
     def __init__(self, home: str) -> None:
         self._home = home
         self._root = is_host_root()
-        self._filters: dict[bool, bytes] = {}
         self._shifted = -1
         self._sources: dict[tuple[str, int, int], str] = {}
+        self._templates: dict[Kind, Template] = {}
 
     def spawn(self, request: SpawnRequest, answer: socket.socket) -> None:
         """Make a sandbox. Answers come from the forked processes too.
@@ -115,27 +95,44 @@ class Zygote:
         Raises:
             OSError: it cannot even be begun.
         """
-        pinned = request["cores"] is not None
-        if pinned not in self._filters:
-            made = confine.system_call_filter(syscalls.MACHINE, pretend_owners=not self._root, pinned=pinned)
-            self._filters[pinned] = made
         self._stage()
         found = {
             layer: self._visible(layer)
             for plan in request["mounts"]
             for layer in (*plan["lower"], plan["upper"], plan["work"])
         }
+        written = [] if request["disk"] is None else [found[each] for each in request["written"]]
+        asked: Asked = {"request": request, "found": found, "watched": len(written)}
         ours, theirs = socket.socketpair()
-        # Made here, because every page of memory that a child touches becomes its own.
-        with ours, theirs, self._listener(request["folder"]) as listener:
-            child = os.fork()
-            if child == 0:
-                ours.close()
-                _in_child(answer, lambda: self._build(request, found, answer, theirs, listener))
-            theirs.close()
-            if self._root and ours.recv(1):
-                _write_map(child, FIRST_ID, IDS)
+        opened: list[int] = []
+        try:
+            opened += os.pipe2(os.O_CLOEXEC)
+            opened.append(held(asked))
+            opened += [os.open(each, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for each in written]
+            with ours, theirs, self._listener(request["folder"]) as listener:
+                kept = [listener.fileno(), answer.fileno(), theirs.fileno(), *opened]
+                for place, descriptor in enumerate(kept, FIRST):
+                    os.dup2(descriptor, place, inheritable=False)
+                pid = self._template(request).fork()
+                self._let_in(pid, request["cgroups"])
                 ours.send(b"x")
+        finally:
+            for each in opened:
+                os.close(each)
+            syscalls.close_from(FIRST)
+        wire.send(answer, {"pid": pid})
+
+    def _template(self, request: SpawnRequest) -> Template:
+        """What a sandbox of this kind is forked from."""
+        kind = Kind(
+            shares_network=request["share_network"],
+            is_pinned=request["cores"] is not None,
+            is_limited_in_time=request["lifetime"] is not None or request["idle_lifetime"] is not None,
+        )
+        known = self._templates.get(kind)
+        if known is None or not known.is_alive():
+            known = self._templates[kind] = Template(kind, root=self._root)
+        return known
 
     def _stage(self) -> None:
         """Go where layers can be found by relative paths, from inside a sandbox's user namespace too."""
@@ -181,42 +178,16 @@ class Zygote:
             self._sources[key] = target
         return self._sources[key]
 
-    def _build(
-        self,
-        request: SpawnRequest,
-        found: dict[str, str],
-        answer: socket.socket,
-        maps: socket.socket,
-        listener: socket.socket,
-    ) -> None:
-        """In the child: enter new namespaces, mount the layers, and fork PID 1 into them."""
-        for file in request["cgroups"]:
-            _write(file, "0")
-        user, group = os.geteuid(), os.getegid()
-        syscalls.unshare(syscalls.CLONE_NEWUSER)
+    def _let_in(self, pid: int, cgroups: list[str]) -> None:
+        """Give a new PID 1 its ids and its control groups."""
         if self._root:
-            maps.send(b"x")
-            if not maps.recv(1):
-                raise OSError(errno.EPERM, "the ids of the sandbox could not be mapped", "uid_map")
-            os.setgroups([])
+            _write_map(pid, FIRST_ID, IDS)
         else:
-            _write("/proc/self/setgroups", "deny")
-            _write("/proc/self/uid_map", f"0 {user} 1")
-            _write("/proc/self/gid_map", f"0 {group} 1")
-        maps.close()
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-        flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
-        flags |= syscalls.CLONE_NEWCGROUP
-        if not request["share_network"]:
-            flags |= syscalls.CLONE_NEWNET
-        syscalls.unshare(flags)
-        file_tree.mount_overlays(request["mounts"], found.__getitem__)
-        pid = os.fork()
-        if pid == 0:
-            written = [found[each] for each in request["written"]]
-            _in_child(answer, lambda: self._become_pid1(request, answer, listener, written))
-        wire.send(answer, {"pid": pid})
+            write(f"/proc/{pid}/setgroups", "deny")
+            write(f"/proc/{pid}/uid_map", f"0 {os.geteuid()} 1")
+            write(f"/proc/{pid}/gid_map", f"0 {os.getegid()} 1")
+        for file in cgroups:
+            write(file, str(pid))
 
     def _listener(self, folder: str) -> socket.socket:
         """The socket of the new sandbox, in its own folder, which only the owner of home can enter."""
@@ -233,61 +204,6 @@ class Zygote:
             os.fchdir(back)
             os.close(back)
         return listener
-
-    def _become_pid1(
-        self, request: SpawnRequest, answer: socket.socket, listener: socket.socket, written: list[str]
-    ) -> None:
-        os.setsid()
-        if request["cores"] is not None:
-            os.sched_setaffinity(0, request["cores"])
-        watched = [os.open(each, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for each in written]
-        file_tree.enter(request["shared_memory"])
-        socket.sethostname(request["hostname"])
-        if not request["share_network"]:
-            _bring_loopback_up()
-        # Nobody inside can raise it again, for lack of the capability.
-        _write("/proc/sys/user/max_user_namespaces", "0")
-        limit = request["processes"]
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_NPROC, (limit + _SPARE_PROCESSES, limit + _SPARE_PROCESSES))
-            # That counts for each user; all users together are limited by the numbers there are, since Linux
-            # 6.14.
-            with contextlib.suppress(OSError):
-                _write("/proc/sys/kernel/pid_max", str(max(2 * limit, _LEAST_PID_MAX)))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # it holds three for each command
-        bounds = shim.Bounds(processes=limit, files=(soft, hard))
-        confine.confine(self._filters[request["cores"] is not None], share_network=request["share_network"])
-        # Only the two sockets and what is watched go on, at places of their own.
-        kept = [listener.fileno(), answer.fileno(), *watched]
-        above = [syscalls.duplicate_above(each, 16 + len(kept)) for each in kept]
-        for place, descriptor in enumerate(above, 3):
-            os.dup2(descriptor, place, inheritable=False)
-        syscalls.close_from(3 + len(kept))
-        for each in (listener, answer):
-            each.detach()
-        lifetime = Lifetime(request["lifetime"], request["idle_lifetime"])
-        disk = request["disk"]
-        guard = Guard(
-            request["memory"], None if disk is None else DiskGuard(disk, list(range(5, 3 + len(kept))))
-        )
-        server = pid1.Server(socket.socket(fileno=3), bounds, lifetime, guard)
-        with socket.socket(fileno=4) as committed:
-            wire.send(committed, {"done": True})
-            if wire.receive(committed) is None:
-                return  # the orchestrator died before it had noted this sandbox down
-        server.run()
-
-
-def _in_child(answer: socket.socket, work: Callable[[], None]) -> None:
-    """Do the work of a forked child, tell what went wrong, and exit."""
-    try:
-        work()
-    except BaseException as error:  # noqa: BLE001 - nothing may escape into the parent's loop
-        _fail(answer, error)
-    finally:
-        os._exit(0)
 
 
 def _shifted_namespace() -> int:
@@ -312,19 +228,4 @@ def _shifted_namespace() -> int:
 
 def _write_map(pid: int, first: int, count: int) -> None:
     for kind in ("uid", "gid"):
-        _write(f"/proc/{pid}/{kind}_map", f"0 {first} {count}")
-
-
-def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
-    finally:
-        os.close(descriptor)
-
-
-def _bring_loopback_up() -> None:
-    with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP_RUNNING))
+        write(f"/proc/{pid}/{kind}_map", f"0 {first} {count}")
