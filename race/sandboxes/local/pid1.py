@@ -314,6 +314,8 @@ class Server:
         """The child has reported and gone, or was itself killed: then this is all that there is to report."""
         job.pid = 0
         job.deadline = None
+        if os.WIFSIGNALED(status):
+            self._standby.dismiss_all()
         if os.WIFSIGNALED(status) and job.survives:
             text = (
                 worker.DISK_FULL

@@ -97,9 +97,7 @@ class Standby:
         if self._until == 0.0:
             return
         if time.monotonic() >= self._until:
-            self._until = 0.0
-            for pid in list(self._ready):
-                self._dismiss(pid)
+            self.dismiss_all()
         elif self._lacking > 0:
             try:
                 self._awaited += os.write(self._ask, b"x" * self._lacking)
@@ -123,7 +121,15 @@ class Standby:
     def ended(self, pid: int) -> None:
         """Take note that a child of PID 1 has ended."""
         if pid in self._ready:
-            self._until = 0.0  # whoever ends it may go on doing so
+            self.dismiss_all()
+
+    def dismiss_all(self) -> None:
+        """Do without until the next request.
+
+        Also for when somebody inside ends processes: one that is about to die would still take what it is given.
+        """
+        self._until = 0.0
+        for pid in list(self._ready):
             self._dismiss(pid)
 
     def _dismiss(self, pid: int) -> None:

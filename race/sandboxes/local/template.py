@@ -1,8 +1,8 @@
 """What sandboxes are forked from, and how the first process of one gets from there to serving the orchestrator.
 
 The way of a sandbox: the *template*, asked by the zygote, forks PID 1 with namespaces of its own. PID 1 forks a
-*helper*, which mounts the file tree and ends; then it confines itself, says that it is ready, and sleeps. With the
-first request it forks the *nursery* (see `race.sandboxes.local.standby`), and becomes the server of
+*helper*, which mounts the file tree and ends, and meanwhile confines itself; then it says that it is ready, and sleeps.
+With the first request it forks the *nursery* (see `race.sandboxes.local.standby`), and becomes the server of
 `race.sandboxes.local.pid1`. Until then it has carried out a list of system calls and nothing else, so that a sandbox
 that nobody has used yet costs next to no memory.
 """
@@ -157,9 +157,9 @@ class Template:
             Call("unshare", (syscalls.CLONE_NEWCGROUP,)),
             Call("clone", (signal.SIGCHLD, 0, 0, 0, 0), least=1, label="helper"),
             Call("close", (_GONE,)),
+            *confine.confinement(program, share_network=kind.shares_network),  # while the helper is at work
             Call("read", (_GO, anything, 1), least=1, label="helped"),
             Call("chdir", (b"/\0",)),
-            *confine.confinement(program, share_network=kind.shares_network),
             Call("write", (_ANSWER, _READY, len(_READY)), least=1),
             # It must not stay if the orchestrator dies before it has noted this sandbox down.
             Call("read", (_ANSWER, anything, 1), least=1, label="noted"),
