@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import sys
+import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -113,13 +114,20 @@ def _status(code: int | None) -> int:
     return code if code >= 0 else 128 - code
 
 
-def shell(name: Name, provider: Provider = "local") -> int:
-    """Open a shell in a sandbox, on this terminal."""
+def shell(name: Name, provider: Provider = "local", as_json: Json = False) -> int:
+    """Open a shell in a sandbox, on this terminal. Its exit status is the shell's.
+
+    With --json the terminal is /dev/tty, and stdout is for what came of it.
+    """
+    began = time.monotonic()
 
     async def run(sandbox: Sandbox) -> int:
-        return await attach_terminal(sandbox, await workdir(sandbox))
+        return await attach_terminal(sandbox, await workdir(sandbox), by_name=as_json)
 
-    return on(provider, name, run)
+    status = on(provider, name, run)
+    if as_json:
+        write_json({"sandbox": name, "exit_code": status, "seconds": round(time.monotonic() - began, 3)})
+    return _status(status)
 
 
 def spawn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -61,21 +62,22 @@ async def test_a_shell_on_a_terminal(sandbox: Sandbox) -> None:
 @pytest.mark.anyio
 async def test_closing_a_terminal_ends_what_runs_on_it(sandbox: Sandbox) -> None:
     terminal = await sandbox.terminal(["sh", "-c", "sleep 1000 & sleep 1000"])
-    assert await running(sandbox) == 2
+    assert await sleepers(sandbox, 2)
     await terminal.aclose()
-    assert await running(sandbox) == 0
+    assert await sleepers(sandbox, 0)
 
 
-async def running(sandbox: Sandbox) -> int:
-    """How many sleepers there are."""
-    for _ in range(50):
+async def sleepers(sandbox: Sandbox, wanted: int) -> bool:
+    """Whether there will soon be so many sleepers."""
+    for _ in range(100):
         done = await sandbox.exec("grep -l '^sleep' /proc/[0-9]*/comm | wc -l")
-        if (count := int(done.stdout)) != 1:
-            return count
-    return 1
+        if int(done.stdout) == wanted:
+            return True
+    return False
 
 
-def test_race_sandbox_shell(tmp_path: Path) -> None:
+@pytest.mark.parametrize("as_json", [False, True])
+def test_race_sandbox_shell(tmp_path: Path, as_json: bool) -> None:
     async def make() -> None:
         provider = LocalProvider(tmp_path / "sandboxes" / "local")
         await provider.create(SandboxSpec("mine"))
@@ -91,7 +93,11 @@ def test_race_sandbox_shell(tmp_path: Path) -> None:
         pid, master = pty.fork()
         if pid == 0:
             environment = {**os.environ, "RACE_HOME": str(tmp_path), "TERM": "xterm"}
-            os.execve(sys.executable, [sys.executable, "-m", "race", "sandbox", "shell", "mine"], environment)
+            command = [sys.executable, "-m", "race", "sandbox", "shell", "mine", *["--json"] * as_json]
+            if as_json:  # the terminal is neither its input nor its output
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(os.open(tmp_path / "out.json", os.O_CREAT | os.O_WRONLY), 1)
+            os.execve(sys.executable, command, environment)
         seen = b""
         os.write(master, b"hostname; exit 5\n")
         end = time.monotonic() + 20
@@ -108,6 +114,9 @@ def test_race_sandbox_shell(tmp_path: Path) -> None:
         os.close(master)
         assert b"mine" in seen
         assert os.waitstatus_to_exitcode(status) == 5
+        if as_json:
+            result = json.loads((tmp_path / "out.json").read_text())
+            assert (result["sandbox"], result["exit_code"]) == ("mine", 5)
     finally:
         anyio.run(remove)
 
@@ -119,4 +128,9 @@ def test_a_shell_needs_a_terminal(tmp_path: Path) -> None:
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     assert done.returncode in (1, 2)
+    assert b"Traceback" not in done.stderr
+    done = subprocess.run(
+        [*command, "--json"], env=environment, start_new_session=True, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) in ((1, b""), (2, b""))
     assert b"Traceback" not in done.stderr
