@@ -126,7 +126,7 @@ async def test_a_command_that_kills_its_shell_still_has_a_status(
 ) -> None:
     sandbox = await provider.create(SandboxSpec("one", image=rootfs))
     done = await sandbox.exec("echo begun; kill -KILL $PPID; sleep 0.2", timeout=20)
-    assert done.stdout == b"begun\n"
+    assert done.stdout in {b"begun\n", b""}  # what takes its output to us may be killed first
     assert done.exit_code == -9
     assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import time
@@ -31,7 +32,9 @@ sockets, and the two ends of what the nursery waits at."""
 
 _PATIENCE: Final = 5.0
 """Seconds after the last request for which children are kept: they take some memory."""
-_WANTED: Final = 2
+_NEARLY: Final = 0.01
+"""Seconds that the first request waits for one."""
+WANTED: Final = 2
 """How many: one for the next request, and one while that is being replaced."""
 _REHEARSED: Final = json.dumps(
     {"request": {"do": "exec", "argv": ["sh"], "env": {"PATH": "/bin"}, "timeout": 1.5}}
@@ -39,7 +42,7 @@ _REHEARSED: Final = json.dumps(
 
 
 class Standby:
-    """PID 1's side: a few children that wait.
+    """PID 1's side: a few children that wait. The nursery has been asked for the first ones already.
 
     Args:
         talk: PID 1's end of the pair of sockets.
@@ -51,8 +54,9 @@ class Standby:
         os.set_blocking(talk, False)
         self._ask = ask
         self._ready: dict[int, socket.socket] = {}
-        self._awaited = 0
-        self._until = 0.0
+        self._awaited = WANTED
+        self._until = time.monotonic() + _PATIENCE
+        self._is_new = True
 
     def close(self) -> None:
         """Do without, for good; the nursery then ends."""
@@ -85,7 +89,7 @@ class Standby:
 
     @property
     def _lacking(self) -> int:
-        return _WANTED - len(self._ready) - self._awaited
+        return WANTED - len(self._ready) - self._awaited
 
     def expect(self) -> None:
         """Say that another request may come soon."""
@@ -106,6 +110,11 @@ class Standby:
 
     def give(self, asked: WorkRequest, descriptors: list[int]) -> int:
         """Let a child do something. Returns its number; 0 if there is none."""
+        if self._is_new and self._ask >= 0:
+            # The first ones are about to be ready, sooner than another one could be.
+            self._is_new = False
+            if select.select([self._talk], [], [], _NEARLY)[0]:
+                self.listen()
         while self._ready:
             pid = next(iter(self._ready))
             try:

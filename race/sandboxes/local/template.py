@@ -1,8 +1,8 @@
 """What sandboxes are forked from, and how the first process of one gets from there to serving the orchestrator.
 
 The way of a sandbox: the *template*, asked by the zygote, forks PID 1 with namespaces of its own. PID 1 forks a
-*helper*, which mounts the file tree and ends, and meanwhile confines itself; then it says that it is ready, and sleeps.
-With the first request it forks the *nursery* (see `race.sandboxes.local.standby`), and becomes the server of
+*helper*, which mounts the file tree and ends, and meanwhile confines itself; then it says that it is ready, forks the
+*nursery* (see `race.sandboxes.local.standby`), and sleeps. With the first request it becomes the server of
 `race.sandboxes.local.pid1`. Until then it has carried out a list of system calls and nothing else, so that a sandbox
 that nobody has used yet costs next to no memory.
 """
@@ -164,7 +164,6 @@ class Template:
             # It must not stay if the orchestrator dies before it has noted this sandbox down.
             Call("read", (_ANSWER, anything, 1), least=1, label="noted"),
             *(Call("close", (each,)) for each in (_ANSWER, _MAPS, _GO)),
-            *([] if kind.is_limited_in_time else [Call("ppoll", (waiting, 1, 0, 0, 0))]),
             # They get the numbers that `standby` expects, as all below `FIRST` are free.
             Call("socketpair", (socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC, 0, anything)),
             Call("pipe2", (anything, os.O_CLOEXEC)),
@@ -178,6 +177,9 @@ class Template:
             Call("clone", (_CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0), least=1, label="child"),
             Call("getpid", least=NEVER, instead="nursery"),
             Call("getpid", label="serve"),
+            *([] if kind.is_limited_in_time else [Call("ppoll", (waiting, 1, 0, 0, 0))]),
+            # The children that stand by get ready while PID 1 does.
+            Call("write", (standby.ASK, b"x" * standby.WANTED, standby.WANTED), least=WHATEVER),
         ]
 
     def _stand_by(self, zygote: int) -> NoReturn:
