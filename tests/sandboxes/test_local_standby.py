@@ -61,8 +61,8 @@ async def test_what_nobody_has_used_has_next_to_no_memory_of_its_own(
 ) -> None:
     forks = [await sandbox.fork(new_name()) for _ in range(3)]
     for fork in forks:
+        await left(pid1_of(provider, fork.name), 1)  # the nursery
         assert private(pid1_of(provider, fork.name)) <= 64
-        assert len(processes(pid1_of(provider, fork.name))) == 1  # the nursery
     assert (await forks[0].exec("echo used")).stdout == b"used\n"
     assert private(pid1_of(provider, forks[0].name)) > 256
     assert private(pid1_of(provider, forks[1].name)) <= 64
@@ -133,3 +133,30 @@ async def test_what_stands_by_cannot_be_looked_into(provider: LocalProvider, san
         )
         assert looked.stdout == b""
         assert looked.exit_code != 0
+
+
+@pytest.mark.parametrize("beside", ["nothing", "a command", "a named process", "what a command left"])
+async def test_a_time_out_ends_what_belongs_to_its_command_and_nothing_else(
+    provider: LocalProvider, sandbox: Sandbox, beside: str
+) -> None:
+    # Alone, a command is ended with all that runs in the sandbox.
+    await sandbox.exec("true")
+    await left(pid1_of(provider, sandbox.name), 3)
+    goes_on = "sleep 0.5; echo survived >>/tmp/left"
+    async with anyio.create_task_group() as group:
+        if beside == "a command":
+            group.start_soon(sandbox.exec, goes_on)
+        elif beside == "a named process":
+            await sandbox.spawn("named", goes_on)
+        elif beside == "what a command left":
+            await sandbox.exec(f"({goes_on}) >/dev/null 2>&1 &")
+        await anyio.sleep(0.1)
+        assert (await sandbox.exec("setsid sh -c 'sleep 61 & sleep 61' & sleep 61", timeout=0.2)).timed_out
+    running = await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert b"sleep 61" not in running.stdout.replace(b"cat /proc/[0-9]*/cmdline", b"")
+
+    async def is_left() -> bool:
+        return (await sandbox.exec("cat /tmp/left")).stdout == b"survived\n"
+
+    if beside != "nothing":
+        await until(is_left)

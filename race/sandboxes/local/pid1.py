@@ -64,6 +64,7 @@ class Server:
         self._epoll = select.epoll()
         self._drains = Drains(self._epoll)
         self._standby = Standby(standby.TALK, standby.ASK)
+        self._ours = processes.children(os.getpid()) or set()
         self._named = NamedProcesses(self._epoll, self._answer, self._adopt, self._begin, self._end)
         if guard.watches:
             self._standby.close()  # whatever runs counts there, and is to belong to the sandbox
@@ -86,7 +87,7 @@ class Server:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, 4096)
                 elif descriptor == self._standby.fileno():
-                    self._standby.listen()
+                    self._ours |= self._standby.listen()
                 elif descriptor in self._drains:
                     self._drains.empty(descriptor)
                 elif descriptor in self._named:
@@ -209,6 +210,7 @@ class Server:
         }
         given = [connection.socket.fileno(), self._null, *descriptors]
         job.pid = self._standby.give(asked, given)
+        self._ours.discard(job.pid)
         if not job.pid:
             try:
                 job.pid = os.fork()
@@ -253,8 +255,16 @@ class Server:
             return
         job.timed_out = timed_out
         job.deadline = None
-        job.dying = processes.end_tree(job.pid) if job.pid else set()
+        job.dying = self._end_below(job.pid) if job.pid else set()
         job.reaped_by = time.monotonic() + _REAPING
+
+    def _end_below(self, pid: int) -> set[int]:
+        """End a child and all that it started: with all else if there is nothing else, which is so much faster."""
+        below = processes.children(os.getpid())
+        if below is not None and below - self._ours <= {pid}:
+            self._standby.dismiss_all()
+            return processes.end_all()
+        return processes.end_tree(pid)
 
     def _keep_time(self) -> None:
         now = time.monotonic()
@@ -263,8 +273,7 @@ class Server:
             if job is None:
                 continue
             if job.dying is not None:
-                job.dying = {each for each in job.dying if processes.exists(each)}
-                if not job.dying or now >= job.reaped_by:
+                if not any(map(processes.exists, job.dying)) or now >= job.reaped_by:
                     self._report_killed(connection, job)
             elif job.deadline is not None and now >= job.deadline:
                 self._end(connection, timed_out=True)
@@ -293,6 +302,7 @@ class Server:
                 self._child_stopped(pid)
                 continue
             self._standby.ended(pid)
+            self._ours.discard(pid)
             for connection in list(self._connections.values()):
                 job = connection.job
                 if job is None:

@@ -107,6 +107,31 @@ def end_tree(root: int) -> set[int]:
     return doomed | {root}
 
 
+def children(pid: int) -> set[int] | None:
+    """The processes whose parent this one is; None where the kernel does not tell."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            return set(map(int, file.read().split()))
+    except (OSError, ValueError):
+        return None
+
+
+def end_all() -> set[int]:
+    """Kill every process of the sandbox but this one, its PID 1, in one step in which none can fork.
+
+    Returns:
+        What was killed. It is gone only when it has been reaped.
+    """
+    # One signal for all that end meanwhile is enough.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        return {int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _kill_group_of_first_child(root: int) -> None:
     """Kill, in one step, what has not left the process group of the command, which is nearly always all of it.
 

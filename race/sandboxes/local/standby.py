@@ -68,18 +68,18 @@ class Standby:
         """Where to wait for what a new child says."""
         return self._talk.fileno()
 
-    def listen(self) -> None:
-        """Take note that a child is ready, or that there is no room for one."""
+    def listen(self) -> set[int]:
+        """Take note that a child is ready, or that there is no room for one. Returns its number, if there is one."""
         with contextlib.suppress(OSError):
             received = wire.receive(self._talk)
-            if received is None:
-                return
-            message, descriptors = received
-            self._awaited = max(self._awaited - 1, 0)
-            if descriptors:
-                self._ready[message["pid"]] = socket.socket(fileno=descriptors[0])
-            else:
+            if received is not None:
+                message, descriptors = received
+                self._awaited = max(self._awaited - 1, 0)
+                if descriptors:
+                    self._ready[message["pid"]] = socket.socket(fileno=descriptors[0])
+                    return {message["pid"]}
                 self._until = 0.0
+        return set()
 
     def patience(self) -> float | None:
         """Seconds until it wants to be kept or dismissed; None if it does not."""
