@@ -43,8 +43,8 @@ OURS, FLOOR = "race", "system calls in C"
 STEPS = ("fork", "true", "bash", "delete")
 SETTLING = 0.03
 """Seconds before each round, in which the kernel takes down the namespaces that the one before has left."""
-AGAIN = 3
-"""How often each command is run in a fork: an agent runs dozens, and the first one is slower than the others."""
+AGAIN = 10
+"""How often each command is run in a fork: an agent runs dozens, and the first ones are slower than the others."""
 COMMANDS = {"true": ["true"], "bash": ["bash", "-c", "true"]}
 TARGETS = {
     "fork / system calls": (6, "<="),

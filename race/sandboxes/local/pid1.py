@@ -16,7 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from race.sandboxes.local import processes, standby, wire, worker
+from race.sandboxes.local import processes, wire, worker
 from race.sandboxes.local.inner_ports import InnerPorts
 from race.sandboxes.local.jobs import Connection, Drains, Job
 from race.sandboxes.local.named import NamedProcesses
@@ -63,13 +63,9 @@ class Server:
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         self._epoll = select.epoll()
         self._drains = Drains(self._epoll)
-        self._standby = Standby(standby.TALK, standby.ASK)
-        self._ours = processes.children(os.getpid()) or set()
+        # What is watched counts whatever runs, which is to belong to the sandbox then.
+        self._standby = Standby(is_wanted=not guard.watches)
         self._named = NamedProcesses(self._epoll, self._answer, self._adopt, self._begin, self._end)
-        if guard.watches:
-            self._standby.close()  # whatever runs counts there, and is to belong to the sandbox
-        else:
-            self._epoll.register(self._standby.fileno(), select.EPOLLIN)
         for descriptor in (listener.fileno(), self._wake):
             self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -86,8 +82,8 @@ class Server:
                 elif descriptor == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, 4096)
-                elif descriptor == self._standby.fileno():
-                    self._ours |= self._standby.listen()
+                elif descriptor == self._standby.talk:
+                    self._standby.listen()
                 elif descriptor in self._drains:
                     self._drains.empty(descriptor)
                 elif descriptor in self._named:
@@ -114,7 +110,7 @@ class Server:
         ]
         others = [self._lifetime.patience(), self._guard.patience()]
         if not self._is_pressed():
-            others.append(self._standby.patience())
+            others.append(self._standby.patience(busy=self._is_busy()))
         waits += [each for each in others if each is not None]
         return min(waits, default=None)
 
@@ -128,8 +124,6 @@ class Server:
             time.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
             return
         connection = self._adopt(accepted)
-        self._standby.expect()
-        self._standby.keep()
         self._serve(connection)  # what it asks for mostly comes with it
 
     def _adopt(self, accepted: socket.socket) -> Connection:
@@ -157,6 +151,7 @@ class Server:
             case "done":
                 self._drains.take_over(connection.job)
                 connection.job = None
+                self._standby.rest()
             case "freeze" | "hold" | "thaw":
                 self._freeze_or_thaw(connection, message["do"])
                 self._answer(connection, {"done": True})
@@ -209,8 +204,8 @@ class Server:
             "is_full": self._guard.disk_is_full,
         }
         given = [connection.socket.fileno(), self._null, *descriptors]
+        self._standby.expect()
         job.pid = self._standby.give(asked, given)
-        self._ours.discard(job.pid)
         if not job.pid:
             try:
                 job.pid = os.fork()
@@ -233,9 +228,16 @@ class Server:
         """Whether there is something more urgent than to get ready for the next request."""
         return self._stopped_before is not None or any(job.dying is not None for job in self._jobs())
 
+    def _is_busy(self) -> bool:
+        """Whether anything is being done for the orchestrator."""
+        return any(job.pid for job in self._jobs())
+
     def _keep_standby(self) -> None:
         if not self._is_pressed() and not self._epoll.poll(0):
-            self._standby.keep()
+            before = self._standby.talk
+            self._standby.keep(busy=self._is_busy())
+            if self._standby.talk not in {before, -1}:
+                self._epoll.register(self._standby.talk, select.EPOLLIN)
 
     def _signal(self, connection: Connection, message: Any) -> None:
         """Signal a named process, but wake none that is to stand still."""
@@ -261,7 +263,7 @@ class Server:
     def _end_below(self, pid: int) -> set[int]:
         """End a child and all that it started: with all else if there is nothing else, which is so much faster."""
         below = processes.children(os.getpid())
-        if below is not None and below - self._ours <= {pid}:
+        if below is not None and below - self._standby.processes <= {pid}:
             self._standby.dismiss_all()
             return processes.end_all()
         return processes.end_tree(pid)
@@ -302,7 +304,6 @@ class Server:
                 self._child_stopped(pid)
                 continue
             self._standby.ended(pid)
-            self._ours.discard(pid)
             for connection in list(self._connections.values()):
                 job = connection.job
                 if job is None:
@@ -324,6 +325,7 @@ class Server:
         """The child has reported and gone, or was itself killed: then this is all that there is to report."""
         job.pid = 0
         job.deadline = None
+        self._standby.rest()
         if os.WIFSIGNALED(status):
             self._standby.dismiss_all()
         if os.WIFSIGNALED(status) and job.survives:

@@ -99,7 +99,6 @@ NUMBERS: Final = {
     "getpid": (39, 172),
     "landlock_create_ruleset": (444, 444),
     "landlock_restrict_self": (446, 446),
-    "pipe2": (293, 59),
     "ppoll": (271, 73),
     "prctl": (157, 167),
     "read": (0, 63),
@@ -108,7 +107,6 @@ NUMBERS: Final = {
     "setresgid": (119, 149),
     "setresuid": (117, 147),
     "setsid": (112, 157),
-    "socketpair": (53, 199),
     "unshare": (272, 97),
     "write": (1, 64),
 }
@@ -184,7 +182,7 @@ class SystemCalls:
         self._records = (ctypes.c_long * (_WORDS * (len(calls) + 1)))()
         self._start = ctypes.addressof(self._records)
         self._loop = _loop_of_machine_code() if machine_code else None
-        self._places = places = {each.label: place for place, each in enumerate(calls) if each.label}
+        places = {each.label: place for place, each in enumerate(calls) if each.label}
         for place, each in enumerate(calls):
             arguments = [self._word(argument) for argument in each.arguments]
             arguments += [0] * (_ARGUMENTS - len(arguments))
@@ -207,10 +205,9 @@ class SystemCalls:
     def _place(self, address: int) -> int:
         return (address - self._start) // (_WORDS * ctypes.sizeof(ctypes.c_long))
 
-    def run(self, label: str = "") -> Ended:
-        """Carry it out, from the beginning or a label on. Returns in each process that a call of it has forked, too."""
-        start = self._address(self._places[label] if label else 0)
-        at = self._run_in_python(start) if self._loop is None else self._loop(start)
+    def run(self) -> Ended:
+        """Carry it out, from the beginning. Returns in each process that a call of it has forked, too."""
+        at = self._run_in_python() if self._loop is None else self._loop(self._start)
         place = self._place(at)
         if place == len(self._calls):
             return Ended(None, 0)
@@ -219,8 +216,8 @@ class SystemCalls:
         self._records[place * _WORDS] = number(call.name)  # so that it can be run again
         return Ended(call, result)
 
-    def _run_in_python(self, start: int) -> int:
-        place = self._place(start)
+    def _run_in_python(self) -> int:
+        place = 0
         while (which := self._records[place * _WORDS]) >= 0:
             *arguments, least, instead = self._records[place * _WORDS + 1 : (place + 1) * _WORDS]
             result = syscalls.plainly(which, arguments)

@@ -1,120 +1,158 @@
 """Children of PID 1 that are there before they are needed, and wait for what they shall do.
 
 To fork a Python program, and for the new process to get hold of the memory that it writes to, takes longer than all
-else between a request and its command. So with each request a child is made for one to come. It is forked by the
-*nursery*, a process beside PID 1 that does nothing but fork (see `race.sandboxes.local.zygote`), so that PID 1 need
-not, and what it has in memory is not copied.
+else between a request and its command. So where one request follows another, a child is made for one to come. It is
+forked by the *nursery*, a child of PID 1 that does nothing else, so that PID 1 need not.
 
-Anybody inside may end or stop either of them: then the next request forks a child of its own, as the first one does.
+A sandbox that is used a few times only has none of this. And a child is made while nothing runs, so that no command is
+disturbed, unless many requests follow each other so closely that there is no such time.
+
+Anybody inside may end or stop any of them: then PID 1 forks a child for each request, as it does for the first ones.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-import select
 import signal
 import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from race.sandboxes.local import shim, wire, worker
+from race.sandboxes.local import shim, syscalls, wire, worker
+from race.sandboxes.local.sequence import NEVER, Call, Shared, SystemCalls
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
     from race.sandboxes.local.messages import WorkRequest
 
-TALK, CHILDS_TALK, WAIT, ASK = range(3, 7)
-"""The descriptors by which PID 1, the nursery and its children reach each other, where they are made: a pair of
-sockets, and the two ends of what the nursery waits at."""
-
+_FIRST_REQUESTS: Final = 2
+"""Requests after which more are expected."""
 _PATIENCE: Final = 5.0
 """Seconds after the last request for which children are kept: they take some memory."""
-_NEARLY: Final = 0.01
-"""Seconds that the first request waits for one."""
-WANTED: Final = 2
+_CLOSELY: Final = 0.02
+"""Seconds between the end of a request and the next one, below which there is no time between them."""
+_A_ROW: Final = 5
+"""How many requests that follow each other closely are many."""
+_WANTED: Final = 2
 """How many: one for the next request, and one while that is being replaced."""
+_TALK, _WAIT = 3, 4
+"""The nursery's descriptors: on which its children answer, and at which it waits."""
+_CLONE_PARENT: Final = 0x8000
 _REHEARSED: Final = json.dumps(
     {"request": {"do": "exec", "argv": ["sh"], "env": {"PATH": "/bin"}, "timeout": 1.5}}
 )
 
 
 class Standby:
-    """PID 1's side: a few children that wait. The nursery has been asked for the first ones already.
+    """PID 1's side: the nursery, and a few children that wait.
 
     Args:
-        talk: PID 1's end of the pair of sockets.
-        ask: where the nursery is asked for a child.
+        is_wanted: whether there may be any.
     """
 
-    def __init__(self, talk: int, ask: int) -> None:
-        self._talk = socket.socket(fileno=talk)
-        os.set_blocking(talk, False)
-        self._ask = ask
-        self._ready: dict[int, socket.socket] = {}
-        self._awaited = WANTED
-        self._until = time.monotonic() + _PATIENCE
-        self._is_new = True
-
-    def close(self) -> None:
-        """Do without, for good; the nursery then ends."""
-        self._talk.close()
-        os.close(self._ask)
+    def __init__(self, *, is_wanted: bool) -> None:
+        self._is_wanted = is_wanted
+        self._nursery = 0
+        self._talk: socket.socket | None = None
         self._ask = -1
+        self._ready: dict[int, socket.socket] = {}
+        self._awaited = 0
+        self._until = 0.0
+        self._requests = 0
+        self._idle_since = 0.0
+        self._in_a_row = 0
 
-    def fileno(self) -> int:
-        """Where to wait for what a new child says."""
-        return self._talk.fileno()
+    @property
+    def processes(self) -> set[int]:
+        """The nursery, and the children that wait."""
+        return {self._nursery, *self._ready} - {0}
 
-    def listen(self) -> set[int]:
-        """Take note that a child is ready, or that there is no room for one. Returns its number, if there is one."""
+    @property
+    def talk(self) -> int:
+        """Where to wait for what a new child says; -1 where none can come."""
+        return -1 if self._talk is None else self._talk.fileno()
+
+    def expect(self) -> None:
+        """Take note of a request: another one may come soon."""
+        now = time.monotonic()
+        self._requests += 1
+        self._in_a_row = self._in_a_row + 1 if now - self._idle_since < _CLOSELY else 0
+        if self._is_wanted and self._requests > _FIRST_REQUESTS:
+            self._until = now + _PATIENCE
+
+    def rest(self) -> None:
+        """Take note that no request is being served."""
+        self._idle_since = time.monotonic()
+
+    def patience(self, *, busy: bool) -> float | None:
+        """Seconds until there is something to do for it; None if there is nothing.
+
+        Args:
+            busy: whether anything is being done for the orchestrator.
+        """
+        if self._until == 0.0:
+            return None
+        return max(0.0, min(self._asks_at(busy=busy), self._until) - time.monotonic())
+
+    def _asks_at(self, *, busy: bool) -> float:
+        """When more children are to be asked for."""
+        if len(self._ready) + self._awaited >= _WANTED:
+            return math.inf
+        if self._in_a_row >= _A_ROW:
+            return 0.0
+        return math.inf if busy else self._idle_since + _CLOSELY
+
+    def keep(self, *, busy: bool) -> None:
+        """Ask for children if some are expected to be needed, or dismiss those there are."""
+        if self._until == 0.0:
+            return
+        now = time.monotonic()
+        if now >= self._until:
+            self.dismiss_all()
+        elif now >= self._asks_at(busy=busy):
+            try:
+                if not self._nursery:
+                    self._make_nursery()
+                self._awaited += os.write(self._ask, b"x" * (_WANTED - len(self._ready) - self._awaited))
+            except OSError:  # there is no room for one, or it was ended
+                self._until = 0.0
+
+    def _make_nursery(self) -> None:
+        talk, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wait, ask = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._nursery = os.fork()
+        except OSError:
+            os.close(ask)
+            talk.close()
+            raise
+        finally:
+            if self._nursery:
+                theirs.close()
+                os.close(wait)
+        if self._nursery == 0:
+            _be_nursery(theirs.fileno(), wait)
+        talk.setblocking(False)  # noqa: FBT003 - the library's signature
+        self._talk, self._ask, self._awaited = talk, ask, 0
+
+    def listen(self) -> None:
+        """Take note that a child is ready, or that there is no room for one."""
         with contextlib.suppress(OSError):
-            received = wire.receive(self._talk)
+            received = None if self._talk is None else wire.receive(self._talk)
             if received is not None:
                 message, descriptors = received
                 self._awaited = max(self._awaited - 1, 0)
                 if descriptors:
                     self._ready[message["pid"]] = socket.socket(fileno=descriptors[0])
-                    return {message["pid"]}
-                self._until = 0.0
-        return set()
-
-    def patience(self) -> float | None:
-        """Seconds until it wants to be kept or dismissed; None if it does not."""
-        if self._until == 0.0:
-            return None
-        return max(0.0, self._until - time.monotonic()) if self._lacking <= 0 else 0.0
-
-    @property
-    def _lacking(self) -> int:
-        return WANTED - len(self._ready) - self._awaited
-
-    def expect(self) -> None:
-        """Say that another request may come soon."""
-        if self._ask >= 0:
-            self._until = time.monotonic() + _PATIENCE
-
-    def keep(self) -> None:
-        """Ask for children if some are expected to be needed, or dismiss those there are."""
-        if self._until == 0.0:
-            return
-        if time.monotonic() >= self._until:
-            self.dismiss_all()
-        elif self._lacking > 0:
-            try:
-                self._awaited += os.write(self._ask, b"x" * self._lacking)
-            except OSError:  # the nursery is gone
-                self._until = 0.0
+                else:
+                    self._until = 0.0
 
     def give(self, asked: WorkRequest, descriptors: list[int]) -> int:
         """Let a child do something. Returns its number; 0 if there is none."""
-        if self._is_new and self._ask >= 0:
-            # The first ones are about to be ready, sooner than another one could be.
-            self._is_new = False
-            if select.select([self._talk], [], [], _NEARLY)[0]:
-                self.listen()
         while self._ready:
             pid = next(iter(self._ready))
             try:
@@ -131,6 +169,13 @@ class Standby:
         """Take note that a child of PID 1 has ended."""
         if pid in self._ready:
             self.dismiss_all()
+        if pid == self._nursery:
+            self.dismiss_all()
+            self._nursery = 0
+            if self._talk is not None:
+                self._talk.close()
+                self._talk = None
+                os.close(self._ask)
 
     def dismiss_all(self) -> None:
         """Do without until the next request.
@@ -146,25 +191,42 @@ class Standby:
         self._ready.pop(pid).close()
 
 
-def wait() -> NoReturn:
-    """In a child of the nursery: get ready, wait, work, and exit."""
+def _be_nursery(talk: int, wait: int) -> NoReturn:
+    """In the nursery, and in each child that it forks, which is PID 1's."""
     try:
-        worker.get_ready()
-        # What is done once takes its memory then, and not when somebody waits for it.
-        json.loads(_REHEARSED)
-        shim.rehearse()
-        os.close(WAIT)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with socket.socket(fileno=CHILDS_TALK) as talk, theirs:
-            wire.send(talk, {"pid": os.getpid()}, [theirs.fileno()])
-        received = wire.receive(ours)
-        if received is not None:
-            worker.work(*received)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        spare = [syscalls.duplicate_above(each, 16) for each in (talk, wait)]
+        for place, descriptor in zip((_TALK, _WAIT), spare, strict=True):
+            os.dup2(descriptor, place, inheritable=False)
+        syscalls.close_from(_WAIT + 1)
+        calls = SystemCalls(
+            [
+                Call("read", (_WAIT, Shared().address, 1), least=1, label="next"),
+                Call("clone", (_CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0), least=1, label="child"),
+                Call("getpid", least=NEVER, instead="next"),
+            ]
+        )
+        answers = socket.socket(fileno=_TALK)
+        while (ended := calls.run()).call is not None and ended.call.label == "child":
+            if ended.result == 0:
+                _wait_for_work(answers)
+                break
+            wire.send(answers, {"pid": 0})
     finally:
         os._exit(0)
 
 
-def no_room() -> None:
-    """In the nursery: say that it cannot fork now."""
-    with socket.socket(fileno=os.dup(CHILDS_TALK)) as talk:
-        wire.send(talk, {"pid": 0})
+def _wait_for_work(answers: socket.socket) -> None:
+    """In a child: get ready, wait, and work."""
+    worker.get_ready()
+    # What is done once takes its memory then, and not when somebody waits for it.
+    json.loads(_REHEARSED)
+    shim.rehearse()
+    os.close(_WAIT)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with answers, theirs:
+        wire.send(answers, {"pid": os.getpid()}, [theirs.fileno()])
+    received = wire.receive(ours)
+    if received is not None:
+        worker.work(*received)

@@ -1,10 +1,9 @@
 """What sandboxes are forked from, and how the first process of one gets from there to serving the orchestrator.
 
 The way of a sandbox: the *template*, asked by the zygote, forks PID 1 with namespaces of its own. PID 1 forks a
-*helper*, which mounts the file tree and ends, and meanwhile confines itself; then it says that it is ready, forks the
-*nursery* (see `race.sandboxes.local.standby`), and sleeps. With the first request it becomes the server of
-`race.sandboxes.local.pid1`. Until then it has carried out a list of system calls and nothing else, so that a sandbox
-that nobody has used yet costs next to no memory.
+*helper*, which mounts the file tree and ends, and meanwhile confines itself; then it says that it is ready, and sleeps.
+With the first request it becomes the server of `race.sandboxes.local.pid1`. Until then it has carried out a list of
+system calls and nothing else, so that a sandbox that nobody has used yet costs next to no memory.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ import socket
 import struct
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from race.sandboxes.local import confine, file_tree, pid1, shim, standby, syscalls, wire
+from race.sandboxes.local import confine, file_tree, pid1, shim, syscalls, wire
 from race.sandboxes.local.guard import DiskGuard, Guard
 from race.sandboxes.local.lifetimes import Lifetime
-from race.sandboxes.local.sequence import NEVER, WHATEVER, Call, Ended, Shared, SystemCalls, number
+from race.sandboxes.local.sequence import NEVER, Call, Ended, Shared, SystemCalls, number
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -56,10 +55,8 @@ _QUIET = ("let in", "helped", "noted")
 """Where PID 1 just ends if what it waits for is gone: somebody else has said why."""
 _ANY, _POLLED = 8, 16
 """Where, in memory that all share, calls write what nobody wants to know, and what is polled."""
-_ALL = 0xFFFFFFFF
 _CLONE_FS = 0x200
 _CLONE_FILES = 0x400
-_CLONE_PARENT = 0x8000
 _CLONE_PARENT_SETTID = 0x100000
 
 
@@ -164,22 +161,7 @@ class Template:
             # It must not stay if the orchestrator dies before it has noted this sandbox down.
             Call("read", (_ANSWER, anything, 1), least=1, label="noted"),
             *(Call("close", (each,)) for each in (_ANSWER, _MAPS, _GO)),
-            # They get the numbers that `standby` expects, as all below `FIRST` are free.
-            Call("socketpair", (socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC, 0, anything)),
-            Call("pipe2", (anything, os.O_CLOEXEC)),
-            # The nursery: a template inside, whose children are PID 1's. Without one, PID 1 can do as well.
-            Call("clone", (signal.SIGCHLD, 0, 0, 0, 0), least=WHATEVER),
-            Call("getpid", least=2, instead="serve"),
-            Call("close_range", (FIRST, _ALL, 0)),
-            Call("close", (standby.TALK,)),
-            Call("close", (standby.ASK,)),
-            Call("read", (standby.WAIT, anything, 1), least=1, label="nursery"),
-            Call("clone", (_CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0), least=1, label="child"),
-            Call("getpid", least=NEVER, instead="nursery"),
-            Call("getpid", label="serve"),
             *([] if kind.is_limited_in_time else [Call("ppoll", (waiting, 1, 0, 0, 0))]),
-            # The children that stand by get ready while PID 1 does.
-            Call("write", (standby.ASK, b"x" * standby.WANTED, standby.WANTED), least=WHATEVER),
         ]
 
     def _stand_by(self, zygote: int) -> NoReturn:
@@ -192,18 +174,11 @@ class Template:
 
     def _carry_out(self) -> None:
         """Carry out the list, and what belongs to the place where it ends, in whichever process that is."""
-        start = ""
         while True:
-            ended = self._calls.run(start)
+            ended = self._calls.run()
             where = None if ended.call is None else ended.call.label
             if where == "helper" and ended.result == 0:
                 _build()
-            elif where == "child" and ended.result == 0:
-                standby.wait()
-            elif where == "child":
-                standby.no_room()
-                start = "nursery"
-                continue
             elif os.getpid() == 1 and not (where in _QUIET and ended.result >= 0):
                 _serve(ended)
             elif where == "clone":
@@ -269,18 +244,15 @@ def _serve(ended: Ended) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # it holds three for each command
     bounds = shim.Bounds(processes=limit, files=(soft, hard))
-    os.close(standby.CHILDS_TALK)
-    os.close(standby.WAIT)
-    # Besides, only the socket and what is watched go on, at places of their own.
-    first = standby.ASK + 1
-    watched = range(first + 1, first + 1 + asked["watched"])
-    for place, descriptor in enumerate([_LISTENER, *range(_WATCHED, _WATCHED + len(watched))], first):
+    # Only the socket and what is watched go on, at places of their own.
+    watched = range(4, 4 + asked["watched"])
+    for place, descriptor in enumerate([_LISTENER, *range(_WATCHED, _WATCHED + len(watched))], 3):
         os.dup2(descriptor, place, inheritable=False)
     syscalls.close_from(watched.stop)
     disk = request["disk"]
     guard = Guard(request["memory"], None if disk is None else DiskGuard(disk, list(watched)))
     lifetime = Lifetime(request["lifetime"], request["idle_lifetime"])
-    pid1.Server(socket.socket(fileno=first), bounds, lifetime, guard).run()
+    pid1.Server(socket.socket(fileno=3), bounds, lifetime, guard).run()
 
 
 def fail(answer: socket.socket, error: BaseException) -> None:
