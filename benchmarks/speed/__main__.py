@@ -40,16 +40,20 @@ from race.sandboxes.local import LocalProvider
 from race.sandboxes.local.removal import remove_tree
 
 OURS, FLOOR = "race", "system calls in C"
-STEPS = ("fork", "true", "bash", "delete")
+STEPS = ("fork", "true", "bash", "bash after a pause", "delete")
 SETTLING = 0.03
 """Seconds before each round, in which the kernel takes down the namespaces that the one before has left."""
 AGAIN = 10
 """How often each command is run in a fork: an agent runs dozens, and the first ones are slower than the others."""
 COMMANDS = {"true": ["true"], "bash": ["bash", "-c", "true"]}
+AFTER_A_PAUSE = "bash after a pause"
+"""Nothing runs for `SETTLING` seconds before it, as when an agent thinks; the others follow each other at once."""
+PAUSES = 3
 TARGETS = {
     "fork / system calls": (6, "<="),
     "big fork / small fork": (1.1, "<="),
     "bash / system calls": (2.3, "<="),
+    "bash after a pause / system calls": (2.3, "<="),
     "delete / system calls": (5, "<="),
     "podman's fork / fork": (12, ">="),
     "podman's true / true": (25, ">="),
@@ -76,9 +80,11 @@ class Floor:
         )
 
     def round(self) -> Iterator[tuple[str, float]]:
-        for step in ("fork", *list(COMMANDS) * AGAIN, "delete"):
+        for step in ("fork", *list(COMMANDS) * AGAIN, *[AFTER_A_PAUSE] * PAUSES, "delete"):
             assert self._process.stdin is not None
             assert self._process.stdout is not None
+            if step == AFTER_A_PAUSE:
+                time.sleep(SETTLING)
             self._process.stdin.write((self._fork if step == "fork" else step) + "\n")
             answer = self._process.stdout.readline()
             if not answer:
@@ -90,12 +96,14 @@ class Floor:
 
 
 async def our_round(base: Sandbox, name: str) -> list[tuple[str, float]]:
-    """Fork, two commands, delete."""
+    """Fork, commands, delete."""
     found: list[tuple[str, float]] = []
     began = time.perf_counter()
     fork = await base.fork(name)
     found.append(("fork", time.perf_counter() - began))
-    for step, command in list(COMMANDS.items()) * AGAIN:
+    for step, command in (*list(COMMANDS.items()) * AGAIN, *[(AFTER_A_PAUSE, COMMANDS["bash"])] * PAUSES):
+        if step == AFTER_A_PAUSE:
+            await anyio.sleep(SETTLING)
         began = time.perf_counter()
         done = await fork.exec(command)
         found.append((step, time.perf_counter() - began))

@@ -80,10 +80,14 @@ async def test_what_nobody_has_used_has_next_to_no_memory_of_its_own(
 async def test_a_command_is_run_by_a_child_that_was_there_before(
     provider: LocalProvider, sandbox: Sandbox
 ) -> None:
-    pid1 = await warm(provider, sandbox)  # the nursery, and two that wait
-    before = processes(pid1)
-    runner = int((await sandbox.exec("echo $PPID")).stdout)
-    assert runner in before
+    pid1 = await warm(provider, sandbox)
+
+    async def is_so() -> bool:
+        await left(pid1, 3)
+        before = processes(pid1)
+        return int((await sandbox.exec("echo $PPID")).stdout) in before
+
+    await until(is_so)  # one that is there may not be ready yet
 
 
 @pytest.mark.long

@@ -1,11 +1,12 @@
 """Children of PID 1 that are there before they are needed, and wait for what they shall do.
 
 To fork a Python program, and for the new process to get hold of the memory that it writes to, takes longer than all
-else between a request and its command. So where one request follows another, a child is made for one to come. It is
+else between a request and its command. So where there have been some requests, children are made for those to come,
 forked by the *nursery*, a child of PID 1 that does nothing else, so that PID 1 need not.
 
-A sandbox that is used a few times only has none of this. And a child is made while nothing runs, so that no command is
-disturbed, unless many requests follow each other so closely that there is no such time.
+A sandbox that is used a few times only has none of this. And a child is made while nothing has run for a moment, as
+when an agent thinks, so that no command is disturbed; where requests follow each other at once, it would only take the
+processor from them.
 
 Anybody inside may end or stop any of them: then PID 1 forks a child for each request, as it does for the first ones.
 """
@@ -33,12 +34,10 @@ _FIRST_REQUESTS: Final = 2
 """Requests after which more are expected."""
 _PATIENCE: Final = 5.0
 """Seconds after the last request for which children are kept: they take some memory."""
-_CLOSELY: Final = 0.02
-"""Seconds between the end of a request and the next one, below which there is no time between them."""
-_A_ROW: Final = 5
-"""How many requests that follow each other closely are many."""
+_MOMENT: Final = 0.02
+"""Seconds without a request after which children are made."""
 _WANTED: Final = 2
-"""How many: one for the next request, and one while that is being replaced."""
+"""How many: agents ask for two things at once now and then."""
 _TALK, _WAIT = 3, 4
 """The nursery's descriptors: on which its children answer, and at which it waits."""
 _CLONE_PARENT: Final = 0x8000
@@ -64,7 +63,6 @@ class Standby:
         self._until = 0.0
         self._requests = 0
         self._idle_since = 0.0
-        self._in_a_row = 0
 
     @property
     def processes(self) -> set[int]:
@@ -80,7 +78,6 @@ class Standby:
         """Take note of a request: another one may come soon."""
         now = time.monotonic()
         self._requests += 1
-        self._in_a_row = self._in_a_row + 1 if now - self._idle_since < _CLOSELY else 0
         if self._is_wanted and self._requests > _FIRST_REQUESTS:
             self._until = now + _PATIENCE
 
@@ -100,11 +97,8 @@ class Standby:
 
     def _asks_at(self, *, busy: bool) -> float:
         """When more children are to be asked for."""
-        if len(self._ready) + self._awaited >= _WANTED:
-            return math.inf
-        if self._in_a_row >= _A_ROW:
-            return 0.0
-        return math.inf if busy else self._idle_since + _CLOSELY
+        has_enough = len(self._ready) + self._awaited >= _WANTED
+        return math.inf if has_enough or busy else self._idle_since + _MOMENT
 
     def keep(self, *, busy: bool) -> None:
         """Ask for children if some are expected to be needed, or dismiss those there are."""
