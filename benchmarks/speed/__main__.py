@@ -7,11 +7,11 @@ on all of them alike. What is told are medians, and ratios also of the fastest t
 disturb least. The bare system calls are `floor.c`, compiled on the spot. The big base is the small one with 50,000
 files and 2 GB more; the 2 GB are eight files of holes, which nothing here reads.
 
-Seen on two processors that others kept busy, as root. At a load average of 5 to 11: fork 7.3 ms, 5.9 times the system
-calls, and as long on the big base; `bash -c true` 3.4 ms, 3.7 times; delete 3.2 ms, 2.9 times; 627 commands a second in
-eight forks. At 8 to 16: podman's fork 9.8 times and its commands 12 times as long (of the fastest tenth 8.7 and 23).
-A thousand idle forks took 2.1 GB, nearly all of it pages that each PID 1 wrote to since it was forked, 7.6 s to make
-and 2.9 s to delete. So missed are the targets for `bash`, for memory and, in the busiest run, those against podman.
+Seen on two processors, as root, with little else going on: fork 5.8 ms, 4.3 times the system calls, and as long on the
+big base; `bash -c true` 2.4 ms after a pause, 2.1 times, and 3.2 ms right after another command, 3.9 times; delete
+4.0 ms, 3.3 times; 576 commands a second in eight forks; podman's fork 12 and its commands 37 times as long. A thousand
+idle forks took 351 MB, 7.1 s to make and 2.3 s to delete. So missed is the target for a command right after another:
+children that get ready beforehand would take the processor from it.
 """
 
 import argparse
