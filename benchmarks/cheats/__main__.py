@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.cheats import naive, trial
 from benchmarks.cheats.corpus import Case, load
-from race.plugins import provider
+from benchmarks.clearing import delete_sandboxes
 from race.submission import printable
 
 FIELD = 24
@@ -54,7 +54,7 @@ def main() -> int:
             return anyio.run(_control, cases, home)
         return anyio.run(functools.partial(_corpus, cases, home, chosen.alone, everything=chosen.all))
     finally:
-        anyio.run(_delete_all, home)
+        anyio.run(delete_sandboxes, home)
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -122,15 +122,6 @@ async def _control(cases: Sequence[Case], home: Path) -> int:
         f"the naive check was beaten by {sum(said.startswith('beaten') for _, said in beaten)} of {len(beaten)} cheats"
     )
     return 0
-
-
-async def _delete_all(home: Path) -> None:
-    made = provider("local", home, "benchmarks.cheats")
-    try:
-        for info in reversed(await made.list()):
-            await (await made.get(info.name)).delete()
-    finally:
-        await made.aclose()
 
 
 if __name__ == "__main__":

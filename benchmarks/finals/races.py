@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import race
+from benchmarks.clearing import delete_sandboxes
 from benchmarks.finals.neighbours import neighbours
-from race.plugins import provider
 from race.spec import from_data
 
 BENCH: Final = """\
@@ -50,16 +50,15 @@ async def claims(repetitions: int, mode: str, busy: int) -> tuple[int, float]:
         (project / "bench.py").write_text(BENCH)
         (project / "notes.txt").write_text("0\n")
         spec = from_data(race_data(mode), Path(folder, "race.toml"))
-        with neighbours(busy):
-            for _ in range(repetitions):
-                verdict = await race.run(spec, home=home)
-                found += verdict.winner is not None
-                measured = [verdict.base.metrics, *(a.metrics for a in verdict.attempts)]
-                samples += sum(1 + len(metrics["benchmark"].samples) for metrics in measured)
-        made = provider("local", home, "the races")
-        for info in reversed(await made.list()):
-            await (await made.get(info.name)).delete()
-        await made.aclose()
+        try:
+            with neighbours(busy):
+                for _ in range(repetitions):
+                    verdict = await race.run(spec, home=home)
+                    found += verdict.winner is not None
+                    measured = [verdict.base.metrics, *(a.metrics for a in verdict.attempts)]
+                    samples += sum(1 + len(metrics["benchmark"].samples) for metrics in measured)
+        finally:
+            await delete_sandboxes(home)
     return found, samples / max(repetitions, 1)
 
 

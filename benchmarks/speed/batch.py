@@ -27,8 +27,8 @@ from pathlib import Path
 import anyio
 
 import race
+from benchmarks.clearing import delete_sandboxes
 from race.batch_spec import batch_from_data
-from race.plugins import provider
 from race.store import Event
 
 TURNS = 3
@@ -72,10 +72,7 @@ async def run(folder: Path, url: str, tasks: int, concurrency: int, delay: float
     began, cpu = time.monotonic(), time.process_time()
     result = await race.run_batch(batch_from_data(data, folder / "batch.toml"), home=home, on_event=see)
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    made = provider("local", home, "speed")
-    for info in reversed(await made.list()):
-        await (await made.get(info.name)).delete()
-    await made.aclose()
+    await delete_sandboxes(home)
     assert result.totals.won == tasks, result.totals
     attempts = 2 * tasks
     ideal = attempts * TURNS * delay / concurrency
