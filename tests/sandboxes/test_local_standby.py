@@ -70,8 +70,8 @@ async def test_what_nobody_has_used_has_next_to_no_memory_of_its_own(
 ) -> None:
     forks = [await sandbox.fork(new_name()) for _ in range(3)]
     for fork in forks:
+        await left(pid1_of(provider, fork.name), 0)  # its helper may just be ending
         assert private(pid1_of(provider, fork.name)) <= 64
-        assert processes(pid1_of(provider, fork.name)) == []
     assert (await forks[0].exec("echo used")).stdout == b"used\n"
     assert private(pid1_of(provider, forks[0].name)) > 256
     assert private(pid1_of(provider, forks[1].name)) <= 64

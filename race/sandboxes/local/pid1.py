@@ -233,7 +233,7 @@ class Server:
         return any(job.pid for job in self._jobs())
 
     def _keep_standby(self) -> None:
-        if not self._is_pressed() and not self._epoll.poll(0):
+        if not self._is_pressed():
             before = self._standby.talk
             self._standby.keep(busy=self._is_busy())
             if self._standby.talk not in {before, -1}:

@@ -57,15 +57,13 @@ def get_ready() -> None:
     """What has to be done in each such process, whatever it will run."""
     os.setsid()
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _go_first_when_memory_is_short()
 
 
 def rehearse() -> None:
     """Do for nothing what `run` will do, so that it does it faster."""
-    environment = {os.fsencode(key): os.fsencode(value) for key, value in {"PATH": _STANDARD_PATH}.items()}
     with contextlib.suppress(OSError):
-        _found("sh", environment)
+        _found("sh", {})
     processes.run_delay(os.getpid())
 
 
@@ -159,7 +157,7 @@ def _spawn(request: ExecRequest, environment: dict[bytes, bytes], terminal: str 
         encoded = os.fsencode(script)
         if len(encoded) > LONGEST_ARGUMENT:
             argv[-1] = f". /proc/self/fd/{_SCRIPT_DESCRIPTOR}"
-            held = _held_in_memory(b"exec 3<&-; " + encoded)
+            held = wire.held(b"exec 3<&-; " + encoded)
             actions.append((os.POSIX_SPAWN_DUP2, held, _SCRIPT_DESCRIPTOR))
     program = _found(argv[0], environment)
     try:
@@ -190,14 +188,6 @@ def _shell(environment: dict[bytes, bytes]) -> list[str]:
         return [_found("bash", environment), "--noprofile", "--norc"]
     except OSError:
         return [_found("sh", environment)]
-
-
-def _held_in_memory(text: bytes) -> int:
-    held = os.memfd_create("script", os.MFD_CLOEXEC)
-    with open(held, "wb", closefd=False) as file:
-        file.write(text)
-    os.lseek(held, 0, os.SEEK_SET)
-    return held
 
 
 def _found(name: str, environment: dict[bytes, bytes]) -> str:

@@ -119,19 +119,18 @@ class Standby:
         talk, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         wait, ask = os.pipe2(os.O_CLOEXEC)
         try:
-            self._nursery = os.fork()
+            nursery = os.fork()
+            if nursery == 0:
+                _be_nursery(theirs.fileno(), wait)
         except OSError:
             os.close(ask)
             talk.close()
             raise
         finally:
-            if self._nursery:
-                theirs.close()
-                os.close(wait)
-        if self._nursery == 0:
-            _be_nursery(theirs.fileno(), wait)
+            theirs.close()
+            os.close(wait)
         talk.setblocking(False)  # noqa: FBT003 - the library's signature
-        self._talk, self._ask, self._awaited = talk, ask, 0
+        self._nursery, self._talk, self._ask, self._awaited = nursery, talk, ask, 0
 
     def listen(self) -> None:
         """Take note that a child is ready, or that there is no room for one."""

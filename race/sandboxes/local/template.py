@@ -46,7 +46,7 @@ _NAMESPACES = (
 )
 _READY = b'={"done": true}'
 """As `wire` would send it."""
-FIRST = 256
+FIRST = 128
 """The first of the descriptors that the zygote leaves for a new PID 1; those below are its own."""
 _LISTENER, _ANSWER, _MAPS, _GO, _GONE, _ASKED, _WATCHED = range(FIRST, FIRST + 7)
 """What they are, in their order: the socket of the sandbox, that of who asked for it, what tells that the ids
@@ -109,6 +109,11 @@ class Template:
         poll = select.poll()
         poll.register(self._handle, select.POLLIN)
         return not poll.poll(0)
+
+    def close(self) -> None:
+        """Let go of what belongs to one that is not alive."""
+        for each in (self._wait, self._ask, self._told, self._tell, self._handle):
+            os.close(each)
 
     def fork(self) -> int:
         """Fork a PID 1 with namespaces of its own, and give its number.
@@ -187,17 +192,8 @@ class Template:
             return
 
 
-def held(asked: Asked) -> int:
-    """A file in memory that holds what was asked for."""
-    held = os.memfd_create("asked", os.MFD_CLOEXEC)
-    with open(held, "wb", closefd=False) as file:
-        file.write(json.dumps(asked).encode())
-    return held
-
-
 def _read_asked() -> Asked:
-    size = os.fstat(_ASKED).st_size
-    asked: Asked = json.loads(os.pread(_ASKED, size, 0))
+    asked: Asked = json.loads(wire.whole(_ASKED))
     return asked
 
 

@@ -36,10 +36,8 @@ def send(
     if len(data) <= _PACKET:
         _send_packet(connection, b"=" + data, given)
         return
-    spill = os.memfd_create("message", os.MFD_CLOEXEC)
+    spill = held(data)
     try:
-        with open(spill, "wb", closefd=False) as file:
-            file.write(data)
         _send_packet(connection, b"+", [*given, spill])
     finally:
         os.close(spill)
@@ -76,13 +74,23 @@ def receive(connection: socket.socket, *, wait: bool = True) -> tuple[Any, list[
     if data[:1] == b"+":
         spill = given.pop()
         try:
-            data = b"=" + _whole(spill)
+            data = b"=" + whole(spill)
         finally:
             os.close(spill)
     return json.loads(data[1:]), given
 
 
-def _whole(descriptor: int) -> bytes:
+def held(data: bytes) -> int:
+    """A descriptor of a file in memory that holds these bytes, at its beginning."""
+    descriptor = os.memfd_create("held", os.MFD_CLOEXEC)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def whole(descriptor: int) -> bytes:
+    """All bytes of a file."""
     size = os.fstat(descriptor).st_size
     parts: list[bytes] = []
     offset = 0

@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import json
 import os
 import signal
 import socket
 from typing import TYPE_CHECKING
 
 from race.sandboxes.local import file_tree, syscalls, wire
-from race.sandboxes.local.template import FIRST, Asked, Kind, Template, fail, held, write
+from race.sandboxes.local.template import FIRST, Asked, Kind, Template, fail, write
 
 if TYPE_CHECKING:
     from race.sandboxes.local.messages import SpawnRequest
@@ -107,7 +108,7 @@ class Zygote:
         opened: list[int] = []
         try:
             opened += os.pipe2(os.O_CLOEXEC)
-            opened.append(held(asked))
+            opened.append(wire.held(json.dumps(asked).encode()))
             opened += [os.open(each, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for each in written]
             with ours, theirs, self._listener(request["folder"]) as listener:
                 kept = [listener.fileno(), answer.fileno(), theirs.fileno(), *opened]
@@ -130,7 +131,10 @@ class Zygote:
             is_limited_in_time=request["lifetime"] is not None or request["idle_lifetime"] is not None,
         )
         known = self._templates.get(kind)
-        if known is None or not known.is_alive():
+        if known is not None and not known.is_alive():
+            known.close()
+            known = None
+        if known is None:
             known = self._templates[kind] = Template(kind, root=self._root)
         return known
 
