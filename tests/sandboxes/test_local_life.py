@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -256,3 +258,27 @@ async def test_collect_leaves_what_is_whole_or_being_made(
             assert await provider.collect() == []
             await anyio.sleep(0.005)
     assert set(names) <= {each.name for each in await provider.list() if each.state == "running"}
+
+
+def test_a_sandbox_can_be_made_by_a_process_with_few_descriptors(tmp_path: Path, small_image: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+import anyio
+from race.sandbox import SandboxSpec
+from race.sandboxes.local import LocalProvider
+
+async def main():
+    provider = LocalProvider(Path(sys.argv[1]))
+    sandbox = await provider.create(SandboxSpec("one", image=sys.argv[2]))
+    print((await sandbox.exec("echo fine")).stdout)
+    await sandbox.delete()
+    await provider.aclose()
+
+anyio.run(main)
+"""
+    few = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", sys.executable, "-c", program]
+    done = subprocess.run(
+        [*few, str(tmp_path), str(small_image)], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.stdout == "b'fine\\n'\n", done.stderr
