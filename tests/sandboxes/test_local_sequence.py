@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from race.sandboxes.local import syscalls
-from race.sandboxes.local.sequence import LOOP, NEVER, NUMBERS, WHATEVER, Call, Shared, SystemCalls
+from race.sandboxes.local.sequence import (
+    LOOP,
+    NEVER,
+    NUMBERS,
+    WHATEVER,
+    Call,
+    Memory,
+    SharedSystemCalls,
+    SystemCalls,
+)
 
 
 def all_of(reader: int) -> bytes:
@@ -57,8 +66,8 @@ def test_a_result_that_is_too_small_ends_the_list(machine_code: bool) -> None:
 def test_the_end_of_a_pipe_is_no_error_but_may_be_too_little(machine_code: bool) -> None:
     reader, writer = os.pipe()
     os.close(writer)
-    memory = Shared()
-    ended = SystemCalls([Call("read", (reader, memory.address, 1), least=1)], machine_code=machine_code).run()
+    somewhere = Memory().put(b"x")
+    ended = SystemCalls([Call("read", (reader, somewhere, 1), least=1)], machine_code=machine_code).run()
     os.close(reader)
     assert ended.call is not None
     assert ended.result == 0
@@ -93,16 +102,56 @@ def test_both_processes_of_a_fork_come_back(machine_code: bool) -> None:
 
 
 def test_what_is_shared_is_seen_by_both() -> None:
-    memory = Shared()
-    at = memory.fill(8, b"before")
+    memory = Memory()
+    at = memory.put(b"before")
     pid = os.fork()
     if pid == 0:
-        memory.fill(8, b"after!")
+        memory.change(at, b"after!")
         os._exit(0)
     os.waitpid(pid, 0)
     reader, writer = os.pipe()
     assert SystemCalls([Call("write", (writer, at, 6)), Call("close", (writer,))]).run().call is None
     assert all_of(reader) == b"after!"
+
+
+def test_memory_is_full_at_its_end() -> None:
+    memory = Memory(64)
+    first = memory.put(b"123")
+    assert memory.put(bytes(56)) == first + 8  # each begins at a word
+    with pytest.raises(BufferError):
+        memory.put(b"x")
+    memory.clear()
+    assert memory.put(b"4") == first
+
+
+@LOOPS
+def test_what_went_wrong_on_the_way_is_kept(machine_code: bool) -> None:
+    memory = Memory()
+    calls = SharedSystemCalls(
+        [
+            Call("close", (-1,), instead="next", label="bad"),
+            Call("getpid", label="never"),
+            Call("getppid", least=NEVER, instead="end", label="next"),
+            Call("close", (-1,), least=WHATEVER, label="end"),
+        ],
+        memory,
+        machine_code=machine_code,
+    )
+    assert calls.run().call is None
+    assert calls.result("bad") == -errno.EBADF
+    assert (calls.result("never"), calls.result("next"), calls.result("end")) == (0, os.getppid(), 0)
+    assert [(call.label, result) for call, result in calls.failed()] == [("bad", -errno.EBADF)]
+
+
+@LOOPS
+def test_arguments_can_be_changed_later(machine_code: bool) -> None:
+    reader, writer = os.pipe()
+    memory = Memory()
+    calls = SharedSystemCalls([Call("write", (-1, 0, 0), label="say")], memory, machine_code=machine_code)
+    calls.change("say", writer, memory.put(b"later"), 5)
+    assert calls.run().call is None
+    os.close(writer)
+    assert all_of(reader) == b"later"
 
 
 def test_a_call_or_label_that_is_not_known_is_an_error() -> None:
@@ -123,22 +172,25 @@ _AT = 0x400000
 
 
 def _program(machine: str) -> bytes:
-    """A program that is the loop and three records: write, one that fails and goes on elsewhere, exit."""
+    """A program that is the loop and four records.
+
+    They write; fail, put the error where the last one has its argument, and go on there; and exit.
+    """
     column = list(_STARTS).index(machine)
     header_size = 64 + 56
     loop = LOOP[machine] + bytes(-len(LOOP[machine]) % 8)
     start = _STARTS[machine](len(loop))
     records_at = _AT + header_size + len(start) + len(loop)
-    text_at = records_at + 4 * 72
+    text_at = records_at + 4 * 80
 
-    def record(number: int, *arguments: int, least: int = 0, instead: int = 0) -> bytes:
-        return struct.pack("<9q", number, *arguments, *[0] * (6 - len(arguments)), least, instead)
+    def record(number: int, *arguments: int, least: int = 0, instead: int = 0, into: int = 0) -> bytes:
+        return struct.pack("<10q", number, *arguments, *[0] * (6 - len(arguments)), least, instead, into)
 
     records = (
         record(NUMBERS["write"][column], 1, text_at, 6, least=6)
-        + record(NUMBERS["close"][column], -1, instead=records_at + 3 * 72)
+        + record(NUMBERS["close"][column], -1, instead=records_at + 3 * 80, into=records_at + 3 * 80 + 8)
         + record(_EXIT_GROUP[machine], 1)
-        + record(_EXIT_GROUP[machine], 42)
+        + record(_EXIT_GROUP[machine], 2)
     )
     body = start + loop + records + b"works\n"
     size = header_size + len(body)
@@ -160,4 +212,4 @@ def test_the_loop_runs_on_every_processor(machine: str, tmp_path: Path) -> None:
     program.chmod(0o755)
     before = [] if machine == syscalls.MACHINE else [str(emulator)]
     done = subprocess.run([*before, str(program)], capture_output=True, check=False, timeout=20)
-    assert (done.stdout, done.returncode) == (b"works\n", 42), done.stderr
+    assert (done.stdout, done.returncode) == (b"works\n", -errno.EBADF & 0xFF), done.stderr

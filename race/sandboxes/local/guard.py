@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from race.sandboxes.local import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 LOOK_EVERY = 0.05
 """Seconds between looks while anything runs in the sandbox."""
@@ -219,8 +219,12 @@ class Guard:
     def _is_counting(self) -> bool:
         return self._disk is not None and self._disk.is_counting
 
-    def look(self) -> None:
-        """End what exceeds a limit. Does nothing if it was called a moment ago."""
+    def look(self, ours: Callable[[], set[int]]) -> None:
+        """End what exceeds a limit. Does nothing if it was called a moment ago.
+
+        Args:
+            ours: the processes whose memory is this one's.
+        """
         now = time.monotonic()
         if now < self._next and not self._is_counting():
             return
@@ -230,7 +234,7 @@ class Guard:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         if self._memory is not None:
-            self._look_at_memory(self._memory)
+            self._look_at_memory(self._memory, ours())
 
     @property
     def file_size(self) -> int | None:
@@ -242,10 +246,10 @@ class Guard:
         """Whether nothing more may be written."""
         return self._disk is not None and self._disk.is_over
 
-    def _look_at_memory(self, limit: int) -> None:
+    def _look_at_memory(self, limit: int, ours: set[int]) -> None:
         files = os.statvfs(_SHARED_MEMORY)
         in_files = (files.f_blocks - files.f_bfree) * files.f_frsize
-        sizes = private_memory()
+        sizes = {pid: size for pid, size in private_memory().items() if pid not in ours}
         if sum(sizes.values()) + in_files <= limit:
             return
         sizes = {pid: _fair_share(pid, size) for pid, size in sizes.items()}

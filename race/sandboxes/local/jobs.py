@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import socket
+    from resource import struct_rusage
+
+    from race.sandboxes.local.launch import Launch
 
 _READ = 1 << 18
 
@@ -20,23 +23,36 @@ class Job:
         readers: the read ends of its output, to be emptied when the orchestrator has gone.
         survives: whether it may see for itself that the orchestrator has gone, and tidy up.
         deadline: when its time is up, on the monotonic clock.
+        launch: of the command, if it is one and has been started.
+        status: how the command itself ended, once PID 1 has reaped it.
+        wait: seconds that its main thread was runnable without running.
         dying: what was killed and has not been reaped.
         reaped_by: when to answer at the latest.
         timed_out: why it was killed.
-        cpu: seconds that what was killed had used.
-        max_rss: bytes of the largest process that was killed.
+        cpu: seconds that what has been reaped had used.
+        max_rss: bytes of the largest process that has been reaped.
     """
 
-    def __init__(self, readers: list[int], deadline: float | None) -> None:
+    def __init__(
+        self, readers: list[int], deadline: float | None = None, launch: Launch | None = None
+    ) -> None:
         self.pid = 0
         self.readers = readers
         self.survives = False
         self.deadline = deadline
+        self.launch = launch
+        self.status: int | None = None
+        self.wait = 0.0
         self.dying: set[int] | None = None
         self.reaped_by = 0.0
         self.timed_out = False
         self.cpu = 0.0
         self.max_rss = 0
+
+    def add(self, usage: struct_rusage) -> None:
+        """Count what a process used."""
+        self.cpu += usage.ru_utime + usage.ru_stime
+        self.max_rss = max(self.max_rss, usage.ru_maxrss * 1024)
 
 
 class Connection:

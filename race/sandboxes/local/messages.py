@@ -163,22 +163,6 @@ class TransferRequest(TypedDict):
     """What to take; empty for ``put``."""
 
 
-class WorkRequest(TypedDict):
-    """PID 1 to one of its children, with the descriptors of the connection and of ``/dev/null`` before those of the
-    request. The child answers on the connection.
-    """
-
-    request: ExecRequest | TransferRequest
-    processes: int | None
-    """How many processes a user may have inside."""
-    files: tuple[int, int]
-    """The soft and the hard limit on open files."""
-    file_size: int | None
-    """Bytes of any one file that may be made larger; None if that is not limited."""
-    is_full: bool
-    """Whether nothing more may be written."""
-
-
 class ControlRequest(TypedDict):
     """Orchestrator to PID 1; answered by `Done` or `Failure`.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -16,20 +17,22 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from race.sandboxes.local import processes, wire, worker
+from race.sandboxes.local import crowds, processes, wire, worker
+from race.sandboxes.local.crowds import Crowd, Crowds
 from race.sandboxes.local.inner_ports import InnerPorts
 from race.sandboxes.local.jobs import Connection, Drains, Job
+from race.sandboxes.local.launch import BROKEN
+from race.sandboxes.local.launcher import Launcher
 from race.sandboxes.local.named import NamedProcesses
-from race.sandboxes.local.standby import Standby
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from race.sandboxes.local.guard import Guard
+    from race.sandboxes.local.launch import Bounds, Launch
     from race.sandboxes.local.lifetimes import Lifetime
-    from race.sandboxes.local.messages import Ended, WorkRequest
-    from race.sandboxes.local.shim import Bounds
+    from race.sandboxes.local.messages import Ended
 
 _REAPING = 2.0
 """Seconds to wait for what was killed to be gone before answering anyway."""
@@ -49,7 +52,6 @@ class Server:
 
     def __init__(self, listener: socket.socket, bounds: Bounds, lifetime: Lifetime, guard: Guard) -> None:
         self._listener = listener
-        self._bounds = bounds
         self._lifetime = lifetime
         self._guard = guard
         self._connections: dict[int, Connection] = {}
@@ -63,8 +65,8 @@ class Server:
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         self._epoll = select.epoll()
         self._drains = Drains(self._epoll)
-        # What is watched counts whatever runs, which is to belong to the sandbox then.
-        self._standby = Standby(is_wanted=not guard.watches)
+        self._launcher = Launcher(bounds)
+        self._crowds = Crowds()
         self._named = NamedProcesses(self._epoll, self._answer, self._adopt, self._begin, self._end)
         for descriptor in (listener.fileno(), self._wake):
             self._epoll.register(descriptor, select.EPOLLIN)
@@ -82,18 +84,16 @@ class Server:
                 elif descriptor == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, 4096)
-                elif descriptor == self._standby.talk:
-                    self._standby.listen()
                 elif descriptor in self._drains:
                     self._drains.empty(descriptor)
                 elif descriptor in self._named:
                     self._named.ready(descriptor)
                 elif descriptor in self._connections:
                     self._serve(self._connections[descriptor])
-            self._guard.look()
+            self._guard.look(self._shims)
             self._reap()
             self._keep_time()
-            self._keep_standby()
+            self._launcher.settle()
             if self._lifetime.left(in_use=in_use or self._in_use()) == 0:
                 return
 
@@ -108,14 +108,24 @@ class Server:
             for job in self._jobs()
             if job.dying or job.deadline is not None
         ]
-        others = [self._lifetime.patience(), self._guard.patience()]
-        if not self._is_pressed():
-            others.append(self._standby.patience(busy=self._is_busy()))
-        waits += [each for each in others if each is not None]
+        others = (self._lifetime, self._guard, self._launcher, self._crowds)
+        waits += [wait for each in others if (wait := each.patience()) is not None]
         return min(waits, default=None)
 
     def _jobs(self) -> list[Job]:
         return [each.job for each in self._connections.values() if each.job is not None]
+
+    def _launches(self) -> list[tuple[Connection, Job, Launch]]:
+        """The commands that run."""
+        jobs = [(each, each.job) for each in self._connections.values()]
+        return [
+            (each, job, job.launch)
+            for each, job in jobs
+            if job is not None and job.launch is not None and job.pid
+        ]
+
+    def _shims(self) -> set[int]:
+        return {launch.pid for _, _, launch in self._launches()}
 
     def _accept(self) -> None:
         try:
@@ -151,7 +161,7 @@ class Server:
             case "done":
                 self._drains.take_over(connection.job)
                 connection.job = None
-                self._standby.rest()
+                self._crowds.heard()
             case "freeze" | "hold" | "thaw":
                 self._freeze_or_thaw(connection, message["do"])
                 self._answer(connection, {"done": True})
@@ -177,67 +187,55 @@ class Server:
             _close(descriptors)
             self._answer(connection, {"error": "the sandbox is frozen"})
             return
-        if self._stopped_before is not None:  # held for a moment, while its files are copied
-            connection.job = Job([], None)
-            self._waiting.append(lambda: self._start(connection, message, descriptors))
+        # Held for a moment, while files are copied, or while what was killed takes up all room for processes.
+        if self._stopped_before is not None or self._crowds.are_there:
+            waiting = connection.job = Job([])
+            self._waiting.append(lambda: self._start(connection, message, descriptors, waiting))
             return
         self._start(connection, message, descriptors)
 
-    def _start(self, connection: Connection, message: Any, descriptors: list[int]) -> None:
-        if connection.socket.fileno() < 0:  # it was closed while it waited
+    def _start(
+        self, connection: Connection, message: Any, descriptors: list[int], waiting: Job | None = None
+    ) -> None:
+        if connection.job is not waiting:  # it was ended or closed while it waited
             _close(descriptors)
             return
-        readers: list[int] = []
-        deadline = None
-        if message["do"] == "exec":
-            outputs = 1 if message["merged"] else 2
-            readers = [] if message["named"] else descriptors[outputs : 2 * outputs]
-            if message["timeout"] is not None:
-                deadline = time.monotonic() + message["timeout"]
-        job = Job(readers, deadline)
-        job.survives = message["do"] != "exec"
-        asked: WorkRequest = {
-            "request": message,
-            "processes": self._bounds.processes,
-            "files": self._bounds.files,
-            "file_size": self._guard.file_size,
-            "is_full": self._guard.disk_is_full,
-        }
-        given = [connection.socket.fileno(), self._null, *descriptors]
-        self._standby.expect()
-        job.pid = self._standby.give(asked, given)
-        if not job.pid:
-            try:
-                job.pid = os.fork()
-            except OSError as error:
-                _close(descriptors)
-                connection.job = None
-                self._answer(connection, {"error": f"the sandbox cannot start a process: {error.strerror}"})
-                return
-            if job.pid == 0:
-                try:
-                    signal.set_wakeup_fd(-1)
-                    worker.get_ready()
-                    worker.work(asked, given)
-                finally:
-                    os._exit(worker.BROKEN)
-        connection.job = job
-        _close([each for each in descriptors if each not in readers])
+        try:
+            if message["do"] == "exec":
+                job = self._launched(connection, message, descriptors)
+            else:
+                job = self._moving(connection, message, descriptors)
+        except OSError as error:
+            connection.job = None
+            job = Job([])
+            self._answer(connection, {"error": f"the sandbox cannot start a process: {error.strerror}"})
+        else:
+            connection.job = job
+        _close([each for each in descriptors if each not in job.readers])
 
-    def _is_pressed(self) -> bool:
-        """Whether there is something more urgent than to get ready for the next request."""
-        return self._stopped_before is not None or any(job.dying is not None for job in self._jobs())
+    def _launched(self, connection: Connection, message: Any, descriptors: list[int]) -> Job:
+        outputs = 1 if message["merged"] else 2
+        streams = [self._null] * 3
+        if descriptors:  # else it has a terminal
+            source = descriptors[-1] if message["has_input"] else self._null
+            streams = [source, descriptors[0], descriptors[outputs - 1]]
+        deadline = None if message["timeout"] is None else time.monotonic() + message["timeout"]
+        launch = self._launcher.start(message, connection.socket.fileno(), streams, self._guard.file_size)
+        job = Job([] if message["named"] else descriptors[outputs : 2 * outputs], deadline, launch)
+        job.pid = launch.pid
+        return job
 
-    def _is_busy(self) -> bool:
-        """Whether anything is being done for the orchestrator."""
-        return any(job.pid for job in self._jobs())
-
-    def _keep_standby(self) -> None:
-        if not self._is_pressed():
-            before = self._standby.talk
-            self._standby.keep(busy=self._is_busy())
-            if self._standby.talk not in {before, -1}:
-                self._epoll.register(self._standby.talk, select.EPOLLIN)
+    def _moving(self, connection: Connection, message: Any, descriptors: list[int]) -> Job:
+        job = Job([])
+        job.survives = True
+        if message["do"] == "put" and self._guard.disk_is_full:
+            self._answer(connection, {"error": worker.DISK_FULL})
+            return job
+        with self._launcher.first_to_go():
+            job.pid = os.fork()
+        if job.pid == 0:
+            worker.work(message, descriptors[0], connection.socket, self._guard.file_size)
+        return job
 
     def _signal(self, connection: Connection, message: Any) -> None:
         """Signal a named process, but wake none that is to stand still."""
@@ -257,19 +255,30 @@ class Server:
             return
         job.timed_out = timed_out
         job.deadline = None
-        job.dying = self._end_below(job.pid) if job.pid else set()
         job.reaped_by = time.monotonic() + _REAPING
+        job.dying = set()
+        if job.pid:
+            self._end_all_below(connection, job)
 
-    def _end_below(self, pid: int) -> set[int]:
-        """End a child and all that it started: with all else if there is nothing else, which is so much faster."""
+    def _end_all_below(self, connection: Connection, job: Job) -> None:
+        """End the child of a job and all that it started."""
+        self._crowds.kill()
         below = processes.children(os.getpid())
-        if below is not None and below - self._standby.processes <= {pid}:
-            self._standby.dismiss_all()
-            return processes.end_all()
-        return processes.end_tree(pid)
+        if below is None or (below != {job.pid} and not crowds.may_be_many()):
+            job.dying = processes.end_tree(job.pid)
+            return
+        crowd = Crowd(job.pid)
+        if crowd.is_large:
+            job.cpu, job.max_rss = crowd.used(job.reaped_by - _REAPING)
+            self._report_killed(connection, job)
+            self._crowds.add(crowd)
+        else:
+            job.dying = crowd.end()
 
     def _keep_time(self) -> None:
         now = time.monotonic()
+        if self._crowds.look():
+            self._go_on()
         for connection in list(self._connections.values()):
             job = connection.job
             if job is None:
@@ -281,39 +290,44 @@ class Server:
                 self._end(connection, timed_out=True)
 
     def _report_killed(self, connection: Connection, job: Job) -> None:
-        ended: Ended = {
-            "status": signal.SIGKILL,
-            "timed_out": job.timed_out,
-            "cpu": job.cpu,
-            "wait": 0.0,
-            "max_rss": job.max_rss,
-        }
-        self._answer(connection, ended)
+        self._report(connection, job, signal.SIGKILL)
+        self._forget(job, is_gone=False)
         self._drains.take_over(connection.job)
         connection.job = None
 
+    def _report(self, connection: Connection, job: Job, status: int) -> None:
+        ended: Ended = {
+            "status": status,
+            "timed_out": job.timed_out,
+            "cpu": job.cpu,
+            "wait": job.wait,
+            "max_rss": job.max_rss,
+        }
+        self._answer(connection, ended)
+
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG | os.WUNTRACED)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if os.WIFSTOPPED(status):
-                self._child_stopped(pid)
-                continue
-            self._standby.ended(pid)
-            for connection in list(self._connections.values()):
-                job = connection.job
-                if job is None:
+        running = self._launches()
+        for _, _, launch in running:
+            if launch.is_lost:
+                launch.tell()
+        commands = {launch.command: job for _, job, launch in running if job.dying is None}
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                # Only what is not reaped yet tells how long it has waited.
+                seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if commands else None
+                if seen is not None and seen.si_pid in commands:
+                    commands[seen.si_pid].wait = processes.run_times(seen.si_pid).waited
+                pid, status, usage = os.wait4(-1 if seen is None else seen.si_pid, os.WNOHANG | os.WUNTRACED)
+                if pid == 0:
+                    return
+                if os.WIFSTOPPED(status):
+                    self._child_stopped(pid)
                     continue
-                if job.dying is not None and pid in job.dying:
-                    job.dying.discard(pid)
-                    job.cpu += usage.ru_utime + usage.ru_stime
-                    job.max_rss = max(job.max_rss, usage.ru_maxrss * 1024)
-                elif job.pid == pid:
-                    self._child_ended(connection, job, status)
+                if pid in commands:
+                    commands[pid].status = status
+                    commands[pid].add(usage)
+                else:
+                    self._child_ended(pid, status, usage)
 
     def _child_stopped(self, pid: int) -> None:
         """Somebody inside stopped a child that works for the orchestrator, which would then wait for ever."""
@@ -321,25 +335,64 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
-    def _child_ended(self, connection: Connection, job: Job, status: int) -> None:
-        """The child has reported and gone, or was itself killed: then this is all that there is to report."""
-        job.pid = 0
-        job.deadline = None
-        self._standby.rest()
+    def _child_ended(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
+        for connection in list(self._connections.values()):
+            job = connection.job
+            if job is None:
+                continue
+            if job.dying is not None and pid in job.dying:
+                job.dying.discard(pid)
+                job.add(usage)
+            elif job.pid == pid:
+                job.add(usage)
+                job.pid = 0
+                job.deadline = None
+                if job.launch is None:
+                    self._moved(connection, status)
+                else:
+                    self._command_ended(connection, job, job.launch, status)
+
+    def _moved(self, connection: Connection, status: int) -> None:
+        """What moved files has reported, or was itself killed."""
         if os.WIFSIGNALED(status):
-            self._standby.dismiss_all()
-        if os.WIFSIGNALED(status) and job.survives:
-            text = (
-                worker.DISK_FULL
-                if self._guard.disk_is_full
-                else "something inside ended the transfer of files"
-            )
+            full = self._guard.disk_is_full
+            text = worker.DISK_FULL if full else "something inside ended the transfer of files"
             self._answer(connection, {"error": text})
-        elif not os.WIFSIGNALED(status) and os.WEXITSTATUS(status) == worker.BROKEN:
-            self._answer(connection, {"error": "the process that runs commands in the sandbox broke"})
-        elif os.WIFSIGNALED(status):
-            ended = {"status": status, "timed_out": False, "cpu": 0.0, "wait": 0.0, "max_rss": 0}
-            self._answer(connection, ended)
+        elif os.WEXITSTATUS(status) == BROKEN:
+            self._answer(connection, {"error": "the process that moves files in the sandbox broke"})
+
+    def _command_ended(self, connection: Connection, job: Job, launch: Launch, status: int) -> None:
+        """The shim has ended: with its command, or because somebody inside killed it."""
+        if os.WIFSIGNALED(status):
+            self._report(connection, job, status)
+            self._forget(job, is_gone=False)
+            return
+        if job.status is None:
+            job.status = self._status_of_command(job, launch)
+        failure = launch.failure
+        if os.WEXITSTATUS(status) == BROKEN or job.status >> 8 == BROKEN:
+            broken = launch.broken()
+            failure = failure if broken is None else {"error": broken}
+        if failure is None:
+            self._report(connection, job, job.status)
+        else:
+            self._answer(connection, failure)
+        self._forget(job, is_gone=True)
+
+    def _forget(self, job: Job, *, is_gone: bool) -> None:
+        if job.launch is not None:
+            self._launcher.forget(job.launch, is_gone=is_gone)
+            job.launch = None
+
+    def _status_of_command(self, job: Job, launch: Launch) -> int:
+        """How a command ended that the shim, which has ended, left to be reaped here."""
+        job.wait = processes.run_times(launch.command).waited
+        with contextlib.suppress(ChildProcessError):
+            pid, status, usage = os.wait4(launch.command, os.WNOHANG)
+            if pid:
+                job.add(usage)
+                return status
+        return launch.status
 
     def _closed(self, connection: Connection) -> None:
         """The orchestrator is gone, or wants no more: what it had asked for ends."""
@@ -359,13 +412,14 @@ class Server:
             self._frozen = False
             self._go_on()
             return
+        self._crowds.kill()
         connection.holding = what == "hold"
         self._frozen = self._frozen or what == "freeze"
         if self._stopped_before is None:
             self._stopped_before = processes.stop_all()
 
     def _go_on(self) -> None:
-        if self._frozen or any(each.holding for each in self._connections.values()):
+        if self._frozen or self._crowds.are_there or any(each.holding for each in self._connections.values()):
             return
         if self._stopped_before is not None:
             processes.continue_all(self._stopped_before)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from typing import NamedTuple
 
 _AT_REST = "TtZX"
 _STOPPED = "Tt"
@@ -16,7 +17,7 @@ _SETTLING = 1.0
 it."""
 
 
-def _statistics(path: str) -> list[str]:
+def statistics(path: str) -> list[str]:
     """State, parent and so on: the fields of a ``stat`` file from the third on; empty if the process is
     gone.
     """
@@ -28,11 +29,11 @@ def _statistics(path: str) -> list[str]:
 
 
 def _processes() -> dict[int, list[str]]:
-    """What `_statistics` says of each process but this one."""
+    """What `statistics` says of each process but this one."""
     found: dict[int, list[str]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
-            fields = _statistics(f"/proc/{name}/stat")
+            fields = statistics(f"/proc/{name}/stat")
             if fields:
                 found[int(name)] = fields
     return found
@@ -43,13 +44,21 @@ def exists(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-def run_delay(pid: int) -> float:
-    """Seconds that a process's main thread has been runnable without running; still known of a zombie."""
+class RunTimes(NamedTuple):
+    """Seconds that a process's main thread has run, and that it has been runnable without running."""
+
+    ran: float = 0.0
+    waited: float = 0.0
+
+
+def run_times(pid: int) -> RunTimes:
+    """What the scheduler knows of a process; still known of a zombie."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+            ran, waited, _ = file.read().split()
+            return RunTimes(int(ran) / 1e9, int(waited) / 1e9)
+    except (OSError, ValueError):
+        return RunTimes()
 
 
 def _below(root: int, processes: dict[int, list[str]]) -> set[int]:
@@ -109,27 +118,19 @@ def end_tree(root: int) -> set[int]:
 
 def children(pid: int) -> set[int] | None:
     """The processes whose parent this one is; None where the kernel does not tell."""
+    found: set[int] = set()
     try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-            return set(map(int, file.read().split()))
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found.update(map(int, file.read().split()))
     except (OSError, ValueError):
         return None
+    return found
 
 
-def end_all() -> set[int]:
-    """Kill every process of the sandbox but this one, its PID 1, in one step in which none can fork.
-
-    Returns:
-        What was killed. It is gone only when it has been reaped.
-    """
-    # One signal for all that end meanwhile is enough.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    try:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        return {int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"}
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def all_numbers() -> set[int]:
+    """The numbers of all processes of the sandbox but this one, its PID 1."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"}
 
 
 def _kill_group_of_first_child(root: int) -> None:
@@ -180,7 +181,7 @@ def _at_rest(pid: int, fields: list[str]) -> bool:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return True
-    states = [_statistics(f"/proc/{pid}/task/{each}/stat") for each in threads]
+    states = [statistics(f"/proc/{pid}/task/{each}/stat") for each in threads]
     return all(not each or each[0] in _AT_REST for each in states)
 
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
+import struct
+import sys
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from race.sandboxes.local import syscalls
@@ -25,23 +28,25 @@ WHATEVER: Final = -(1 << 63)
 NEVER: Final = (1 << 63) - 1
 """As ``least`` of a call after which it always goes on elsewhere."""
 
-_WORDS = 9
-_END = -1
-_ARGUMENTS = 6
+_WORDS: Final = 10
+_WORD: Final = 8
+_END: Final = -1
+_ARGUMENTS: Final = 6
 _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
-_MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 0x20
+_MAP_PRIVATE, _MAP_ANONYMOUS = 2, 0x20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 LOOP: Final = {
-    # A record is nine words: number, six arguments, the least good result, and the record to go on with after a worse
-    # one. The loop ends at a number below zero, or after a worse result with no such record, which it then writes
-    # over the number. It returns the address of the record where it ended.
+    # A record is ten words: number, six arguments, the least good result, the record to go on with after a worse one,
+    # and where to put the worse one. Either of the last two may be zero. The loop ends at a number below zero, or after
+    # a worse result with no such record, which it then writes over the number. It returns the address of the record
+    # where it ended. It uses no stack once it has begun.
     "x86_64": bytes.fromhex(
         "53"  # push rbx
         "4889fb"  # mov rbx, rdi
         "488b03"  # next: mov rax, [rbx]
         "4885c0"  # test rax, rax
-        "7837"  # js done
+        "7843"  # js done
         "488b7b08"  # mov rdi, [rbx+8]
         "488b7310"  # mov rsi, [rbx+16]
         "488b5318"  # mov rdx, [rbx+24]
@@ -51,13 +56,17 @@ LOOP: Final = {
         "0f05"  # syscall
         "483b4338"  # cmp rax, [rbx+56]
         "7c06"  # jl less
-        "4883c348"  # add rbx, 72
+        "4883c350"  # add rbx, 80
         "ebd2"  # jmp next
-        "488b4b40"  # less: mov rcx, [rbx+64]
+        "488b4b48"  # less: mov rcx, [rbx+72]
+        "4885c9"  # test rcx, rcx
+        "7403"  # jz over
+        "488901"  # mov [rcx], rax
+        "488b4b40"  # over: mov rcx, [rbx+64]
         "4885c9"  # test rcx, rcx
         "7405"  # jz stop
         "4889cb"  # mov rbx, rcx
-        "ebc4"  # jmp next
+        "ebb8"  # jmp next
         "488903"  # stop: mov [rbx], rax
         "4889d8"  # done: mov rax, rbx
         "5b"  # pop rbx
@@ -68,7 +77,7 @@ LOOP: Final = {
         for word in (
             0xAA0003E9,  # mov x9, x0
             0xF9400128,  # next: ldr x8, [x9]
-            0xB7F801C8,  # tbnz x8, #63, done
+            0xB7F80228,  # tbnz x8, #63, done
             0xA9408520,  # ldp x0, x1, [x9, #8]
             0xA9418D22,  # ldp x2, x3, [x9, #24]
             0xA9429524,  # ldp x4, x5, [x9, #40]
@@ -76,11 +85,14 @@ LOOP: Final = {
             0xA943AD2A,  # ldp x10, x11, [x9, #56]
             0xEB0A001F,  # cmp x0, x10
             0x5400006B,  # b.lt less
-            0x91012129,  # add x9, x9, #72
+            0x91014129,  # add x9, x9, #80
             0x17FFFFF6,  # b next
-            0xB400006B,  # less: cbz x11, stop
+            0xF940252C,  # less: ldr x12, [x9, #72]
+            0xB400004C,  # cbz x12, over
+            0xF9000180,  # str x0, [x12]
+            0xB400006B,  # over: cbz x11, stop
             0xAA0B03E9,  # mov x9, x11
-            0x17FFFFF3,  # b next
+            0x17FFFFF0,  # b next
             0xF9000120,  # stop: str x0, [x9]
             0xAA0903E0,  # done: mov x0, x9
             0xD65F03C0,  # ret
@@ -96,18 +108,33 @@ NUMBERS: Final = {
     "clone": (56, 220),
     "close": (3, 57),
     "close_range": (436, 436),
+    "dup3": (292, 24),
+    "execve": (59, 221),
+    "exit_group": (231, 94),
+    "faccessat": (269, 48),
+    "futex": (202, 98),
     "getpid": (39, 172),
+    "getppid": (110, 173),
+    "ioctl": (16, 29),
+    "kill": (62, 129),
     "landlock_create_ruleset": (444, 444),
     "landlock_restrict_self": (446, 446),
+    "openat": (257, 56),
     "ppoll": (271, 73),
     "prctl": (157, 167),
+    "prlimit64": (302, 261),
     "read": (0, 63),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
     "seccomp": (317, 277),
+    "sendmsg": (46, 211),
     "setgroups": (116, 159),
     "setresgid": (119, 149),
     "setresuid": (117, 147),
     "setsid": (112, 157),
     "unshare": (272, 97),
+    "wait4": (61, 260),
+    "waitid": (247, 95),
     "write": (1, 64),
 }
 _COLUMN: Final = 1 if syscalls.MACHINE == "aarch64" else 0
@@ -153,16 +180,57 @@ class Ended(NamedTuple):
             raise OSError(number, os.strerror(number), self.call.name)
 
 
-class Shared:
-    """A little memory that this process and all that it forks have in common, for what calls write and nobody needs."""
+class Memory:
+    """Memory that this process and all that it forks have in common, filled from its beginning on.
 
-    def __init__(self) -> None:
-        self.address = _mapped(_PROT_READ | _PROT_WRITE, _MAP_SHARED)
+    Args:
+        size: in bytes.
 
-    def fill(self, at: int, data: bytes) -> int:
-        """Write bytes at an offset, and return their address."""
-        ctypes.memmove(self.address + at, data, len(data))
-        return self.address + at
+    Raises:
+        OSError: there is none left.
+    """
+
+    def __init__(self, size: int = _PAGE) -> None:
+        self._map = mmap.mmap(-1, size)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._used = 0
+        self.size = size
+        """In bytes."""
+
+    def put(self, data: bytes) -> int:
+        """Add bytes, and return their address, which is that of a word.
+
+        Raises:
+            BufferError: there is no room for them.
+        """
+        at = self._used
+        if at + len(data) > self.size:
+            raise BufferError
+        self._map[at : at + len(data)] = data
+        self._used = (at + len(data) + _WORD - 1) // _WORD * _WORD
+        return self._address + at
+
+    def number(self, address: int) -> int:
+        """The number of four bytes at an address."""
+        at = address - self._address
+        return int.from_bytes(self._map[at : at + 4], sys.byteorder, signed=True)
+
+    def words(self, address: int, count: int) -> tuple[int, ...]:
+        """Words at an address."""
+        return struct.unpack_from(f"{count}q", self._map, address - self._address)
+
+    def change(self, address: int, data: bytes) -> None:
+        """Write over what is at an address."""
+        at = address - self._address
+        self._map[at : at + len(data)] = data
+
+    def clear(self) -> None:
+        """Begin to fill it anew."""
+        self._used = 0
+
+    def close(self) -> None:
+        """Give it back."""
+        self._map.close()
 
 
 class SystemCalls:
@@ -179,56 +247,98 @@ class SystemCalls:
     def __init__(self, calls: Sequence[Call], *, machine_code: bool = True) -> None:
         self._calls = list(calls)
         self._kept: list[ctypes.Array[ctypes.c_char]] = []
-        self._records = (ctypes.c_long * (_WORDS * (len(calls) + 1)))()
-        self._start = ctypes.addressof(self._records)
+        self._places = {each.label: place for place, each in enumerate(calls) if each.label}
         self._loop = _loop_of_machine_code() if machine_code else None
-        places = {each.label: place for place, each in enumerate(calls) if each.label}
+        size = _WORD * (_WORDS * len(calls) + 1)
+        self._start, self._results = self._room(size)
+        words: list[int] = []
         for place, each in enumerate(calls):
-            arguments = [self._word(argument) for argument in each.arguments]
-            arguments += [0] * (_ARGUMENTS - len(arguments))
-            instead = self._address(places[each.instead]) if each.instead else 0
-            words = (number(each.name), *arguments, each.least, instead)
-            for at, word in enumerate(words, place * _WORDS):
-                self._records[at] = word
-        self._records[len(calls) * _WORDS] = _END
+            words.append(number(each.name))
+            words += [each if isinstance(each, int) else self._held(each) for each in each.arguments]
+            words += [0] * (_ARGUMENTS - len(each.arguments))
+            instead = self._address(self._places[each.instead]) if each.instead else 0
+            words += (each.least, instead, self._results and self._results + _WORD * place)
+        words.append(_END)
+        ctypes.memmove(self._start, struct.pack(f"{len(words)}q", *words), size)
 
-    def _word(self, argument: int | bytes) -> int:
-        if isinstance(argument, int):
-            return argument
-        held = ctypes.create_string_buffer(argument, len(argument))
+    def _room(self, size: int) -> tuple[int, int]:
+        """The address of room for the list, and that of room for a result of each call; 0 for none."""
+        return self._held(bytes(size)), 0
+
+    def _held(self, data: bytes) -> int:
+        held = ctypes.create_string_buffer(data, len(data))
         self._kept.append(held)
         return ctypes.addressof(held)
 
     def _address(self, place: int) -> int:
-        return self._start + place * _WORDS * ctypes.sizeof(ctypes.c_long)
+        return self._start + place * _WORDS * _WORD
 
-    def _place(self, address: int) -> int:
-        return (address - self._start) // (_WORDS * ctypes.sizeof(ctypes.c_long))
+    def _record(self, place: int) -> ctypes.Array[ctypes.c_long]:
+        return (ctypes.c_long * _WORDS).from_address(self._address(place))
 
     def run(self) -> Ended:
         """Carry it out, from the beginning. Returns in each process that a call of it has forked, too."""
         at = self._run_in_python() if self._loop is None else self._loop(self._start)
-        place = self._place(at)
+        place = (at - self._start) // (_WORDS * _WORD)
         if place == len(self._calls):
             return Ended(None, 0)
         call = self._calls[place]
-        result = self._records[place * _WORDS]
-        self._records[place * _WORDS] = number(call.name)  # so that it can be run again
+        record = self._record(place)
+        result = record[0]
+        record[0] = number(call.name)  # so that it can be run again
         return Ended(call, result)
 
     def _run_in_python(self) -> int:
         place = 0
-        while (which := self._records[place * _WORDS]) >= 0:
-            *arguments, least, instead = self._records[place * _WORDS + 1 : (place + 1) * _WORDS]
+        while place < len(self._calls):
+            record = self._record(place)
+            which, *arguments, least, instead, into = record
             result = syscalls.plainly(which, arguments)
             if result >= least:
                 place += 1
-            elif instead:
-                place = self._place(instead)
-            else:
-                self._records[place * _WORDS] = result
+                continue
+            if into:
+                ctypes.c_long.from_address(into).value = result
+            if not instead:
+                record[0] = result
                 break
+            place = (instead - self._start) // (_WORDS * _WORD)
         return self._address(place)
+
+
+class SharedSystemCalls(SystemCalls):
+    """A list that other processes may carry out, and that keeps the results that were less than they should have been.
+
+    Args:
+        calls: in their order.
+        memory: where it is kept.
+        machine_code: whether the loop may be machine code.
+
+    Raises:
+        KeyError: a call or a label is not known.
+        BufferError: the memory is full.
+    """
+
+    def __init__(self, calls: Sequence[Call], memory: Memory, *, machine_code: bool = True) -> None:
+        self._memory = memory
+        super().__init__(calls, machine_code=machine_code)
+
+    def _room(self, size: int) -> tuple[int, int]:
+        return self._memory.put(bytes(size)), self._memory.put(bytes(_WORD * len(self._calls)))
+
+    def result(self, label: str) -> int:
+        """What a call gave, if that was less than it should be; else 0."""
+        return self._memory.words(self._results + _WORD * self._places[label], 1)[0]
+
+    def failed(self) -> list[tuple[Call, int]]:
+        """The calls that gave errors, each with the negative number of the error."""
+        results = self._memory.words(self._results, len(self._calls))
+        return [(call, result) for call, result in zip(self._calls, results, strict=True) if result < 0]
+
+    def change(self, label: str, *arguments: int) -> None:
+        """Change the first arguments of a call."""
+        words = struct.pack(f"{len(arguments)}q", *arguments)
+        self._memory.change(self._address(self._places[label]) + _WORD, words)
 
 
 _made: list[Callable[[int], int] | None] = []
@@ -239,12 +349,17 @@ def number(name: str) -> int:
     return NUMBERS[name][_COLUMN]
 
 
+def runs_as_machine_code() -> bool:
+    """Whether lists can be carried out without Python, and so in a process that shares this one's memory."""
+    return _loop_of_machine_code() is not None
+
+
 def _loop_of_machine_code() -> Callable[[int], int] | None:
     """The loop as a function of this process; None where that may not be."""
     if not _made:
         try:
             code = LOOP[syscalls.MACHINE]
-            address = _mapped(_PROT_READ | _PROT_WRITE, _MAP_PRIVATE)
+            address = syscalls.map_memory(_PAGE, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS)
             ctypes.memmove(address, code, len(code))
             syscalls.protect(address, _PAGE, _PROT_READ | _PROT_EXEC)
         except (OSError, KeyError):
@@ -253,7 +368,3 @@ def _loop_of_machine_code() -> Callable[[int], int] | None:
             # The interpreter's lock is kept: letting go of it would write to memory in the forked process.
             _made.append(ctypes.PYFUNCTYPE(ctypes.c_long, ctypes.c_long)(address))
     return _made[0]
-
-
-def _mapped(protection: int, flags: int) -> int:
-    return syscalls.map_memory(_PAGE, protection, flags | _MAP_ANONYMOUS)

@@ -20,10 +20,11 @@ import socket
 import struct
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from race.sandboxes.local import confine, file_tree, pid1, shim, syscalls, wire
+from race.sandboxes.local import confine, file_tree, pid1, syscalls, wire
 from race.sandboxes.local.guard import DiskGuard, Guard
+from race.sandboxes.local.launch import Bounds
 from race.sandboxes.local.lifetimes import Lifetime
-from race.sandboxes.local.sequence import NEVER, Call, Ended, Shared, SystemCalls, number
+from race.sandboxes.local.sequence import NEVER, Call, Ended, Memory, SystemCalls, number
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -53,8 +54,6 @@ _LISTENER, _ANSWER, _MAPS, _GO, _GONE, _ASKED, _WATCHED = range(FIRST, FIRST + 7
 are mapped, the two ends of what tells that the helper is done, what was asked for, and the directories to watch."""
 _QUIET = ("let in", "helped", "noted")
 """Where PID 1 just ends if what it waits for is gone: somebody else has said why."""
-_ANY, _POLLED = 8, 16
-"""Where, in memory that all share, calls write what nobody wants to know, and what is polled."""
 _CLONE_FS = 0x200
 _CLONE_FILES = 0x400
 _CLONE_PARENT_SETTID = 0x100000
@@ -91,7 +90,10 @@ class Template:
     """
 
     def __init__(self, kind: Kind, *, root: bool) -> None:
-        self._shared = Shared()
+        memory = Memory()
+        self._told_pid, self._anything = memory.put(bytes(8)), memory.put(bytes(8))
+        self._polled = memory.put(struct.pack("ihh", _LISTENER, select.POLLIN, 0))
+        self._memory = memory
         self._wait, self._ask = os.pipe2(os.O_CLOEXEC)
         self._told, self._tell = os.pipe2(os.O_CLOEXEC)
         self._calls = SystemCalls(self._all_calls(kind, root=root))
@@ -133,10 +135,10 @@ class Template:
         return int(pid)
 
     def _all_calls(self, kind: Kind, *, root: bool) -> list[Call]:
-        told = self._shared.address
+        told = self._told_pid
         flags = _NAMESPACES | (0 if kind.shares_network else syscalls.CLONE_NEWNET)
         return [
-            Call("read", (self._wait, self._shared.address + _ANY, 1), least=1, label="next"),
+            Call("read", (self._wait, self._anything, 1), least=1, label="next"),
             # Its number is written to memory that the zygote sees too.
             Call("clone", (flags | _CLONE_PARENT_SETTID | signal.SIGCHLD, 0, told, 0, 0), label="clone"),
             Call("getpid", least=2, instead="pid 1"),  # that is the first one only in its own namespace
@@ -146,9 +148,8 @@ class Template:
         ]
 
     def _calls_of_pid1(self, kind: Kind, *, root: bool) -> list[Call]:
-        anything = self._shared.address + _ANY
+        anything = self._anything
         program = confine.system_call_filter(syscalls.MACHINE, pretend_owners=not root, pinned=kind.is_pinned)
-        waiting = self._shared.fill(_POLLED, struct.pack("ihh", _LISTENER, select.POLLIN, 0))
         return [
             Call("close_range", (3, FIRST - 1, 0), label="pid 1"),
             Call("setsid"),
@@ -166,7 +167,7 @@ class Template:
             # It must not stay if the orchestrator dies before it has noted this sandbox down.
             Call("read", (_ANSWER, anything, 1), least=1, label="noted"),
             *(Call("close", (each,)) for each in (_ANSWER, _MAPS, _GO)),
-            *([] if kind.is_limited_in_time else [Call("ppoll", (waiting, 1, 0, 0, 0))]),
+            *([] if kind.is_limited_in_time else [Call("ppoll", (self._polled, 1, 0, 0, 0))]),
         ]
 
     def _stand_by(self, zygote: int) -> NoReturn:
@@ -239,7 +240,7 @@ def _serve(ended: Ended) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # it holds three for each command
-    bounds = shim.Bounds(processes=limit, files=(soft, hard))
+    bounds = Bounds(processes=limit, files=(soft, hard))
     # Only the socket and what is watched go on, at places of their own.
     watched = range(4, 4 + asked["watched"])
     for place, descriptor in enumerate([_LISTENER, *range(_WATCHED, _WATCHED + len(watched))], 3):
