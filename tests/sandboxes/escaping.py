@@ -36,8 +36,8 @@ confine.confinement = lambda *given, **more: [
 ]
 """,
     "limit on user namespaces": """
-write = template.write
-template.write = lambda path, text: None if path.endswith("max_user_namespaces") else write(path, text)
+written = file_tree.written
+file_tree.written = lambda path, text: [] if path.endswith("max_user_namespaces") else written(path, text)
 """,
     "no new privileges": """
 confinement = confine.confinement
@@ -65,8 +65,8 @@ def weakened(name):
     module = load(name)
     if name.endswith(".zygote"):
         import struct
-        from race.sandboxes.local import confine, syscalls, template
-        exec({lines!r}, {{"template": template, "confine": confine, "syscalls": syscalls, "struct": struct}})
+        from race.sandboxes.local import confine, file_tree, syscalls
+        exec({lines!r}, {{"file_tree": file_tree, "confine": confine, "syscalls": syscalls, "struct": struct}})
     return module
 
 boot.importlib = type("importlib", (), {{"import_module": staticmethod(weakened)}})

@@ -133,7 +133,7 @@ import anyio
 from pathlib import Path
 from race.errors import MachineError
 from race.sandbox import SandboxSpec
-from race.sandboxes.local import LocalProvider, syscalls
+from race.sandboxes.local import LocalProvider, file_tree, syscalls
 
 top, image = Path(sys.argv[1]), sys.argv[2]
 folders = [top / name for name in ("low:er", "low,er", "up\\\\per", "work", "merged")]
@@ -143,7 +143,7 @@ for each in folders:
 syscalls.unshare(syscalls.CLONE_NEWNS)
 syscalls.mount(None, "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
 first, second, upper, work, merged = map(str, folders)
-syscalls.mount_overlay_by_option(merged, [first, second], upper, work)
+syscalls.mount("overlay", merged, "overlay", data=file_tree.overlay_options([first, second], upper, work))
 assert (top / "merged" / "file").read_text() == "shown"
 
 async def main():

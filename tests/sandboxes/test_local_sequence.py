@@ -16,8 +16,10 @@ from race.sandboxes.local.sequence import (
     LOOP,
     NEVER,
     NUMBERS,
+    RECORD,
     WHATEVER,
     Call,
+    Draft,
     Memory,
     SharedSystemCalls,
     SystemCalls,
@@ -66,7 +68,8 @@ def test_a_result_that_is_too_small_ends_the_list(machine_code: bool) -> None:
 def test_the_end_of_a_pipe_is_no_error_but_may_be_too_little(machine_code: bool) -> None:
     reader, writer = os.pipe()
     os.close(writer)
-    somewhere = Memory().put(b"x")
+    memory = Memory()
+    somewhere = memory.put(b"x")
     ended = SystemCalls([Call("read", (reader, somewhere, 1), least=1)], machine_code=machine_code).run()
     os.close(reader)
     assert ended.call is not None
@@ -94,7 +97,7 @@ def test_both_processes_of_a_fork_come_back(machine_code: bool) -> None:
     calls = SystemCalls([fork, Call("write", (writer, b"parent", 6))], machine_code=machine_code)
     ended = calls.run()
     if ended.call is not None:
-        os.write(writer, b"child" if ended == (fork, 0) else b"wrong")
+        os.write(writer, b"child" if ended[:2] == (fork, 0) else b"wrong")
         os._exit(0)
     os.wait()
     os.close(writer)
@@ -141,6 +144,54 @@ def test_what_went_wrong_on_the_way_is_kept(machine_code: bool) -> None:
     assert calls.result("bad") == -errno.EBADF
     assert (calls.result("never"), calls.result("next"), calls.result("end")) == (0, os.getppid(), 0)
     assert [(call.label, result) for call, result in calls.failed()] == [("bad", -errno.EBADF)]
+
+
+@LOOPS
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_list_leads_to_one_that_was_drafted_for_an_address_and_back(
+    machine_code: bool, is_broken: bool
+) -> None:
+    reader, writer = os.pipe()
+    plan = os.memfd_create("plan")
+    memory = Memory()
+    address = memory.put(bytes(2048))
+    calls = SystemCalls(
+        [
+            Call("pread64", (plan, address, 2048, 0), least=1),
+            Call("getpid", least=NEVER, instead="plan"),
+            Call("write", (writer, b"never", 5)),
+            Call("write", (writer, b"back", 4), label="back"),
+        ],
+        elsewhere={"plan": address + RECORD},
+        machine_code=machine_code,
+    )
+    broken = Call("close", (-1,), about="what is broken")
+    drafted = [
+        broken,  # it is entered behind this one
+        Call("write", (writer, b"there", 5)),
+        *([broken] if is_broken else []),
+        Call("getpid", least=NEVER, instead="back"),
+    ]
+    draft = Draft(address)
+    SystemCalls(drafted, draft, elsewhere={"back": calls.address("back")})
+    os.pwrite(plan, draft.data, 0)
+    ended = calls.run()
+    for each in (plan, writer):
+        os.close(each)
+    assert ended.call is None
+    if is_broken:
+        assert all_of(reader) == b"there"
+        assert ended.result == -errno.EBADF
+        assert (ended.address - address) // RECORD == 2
+        with pytest.raises(OSError, match="what is broken"):
+            ended._replace(call=broken).check()
+    else:
+        assert all_of(reader) == b"thereback"
+
+
+def test_a_list_that_stops_after_whatever_result_says_why() -> None:
+    with pytest.raises(OSError, match="it is too much"):
+        SystemCalls([Call("getpid", least=NEVER, about="it is too much")]).run().check()
 
 
 @LOOPS

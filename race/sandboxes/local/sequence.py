@@ -16,12 +16,12 @@ import mmap
 import os
 import struct
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from race.sandboxes.local import syscalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 WHATEVER: Final = -(1 << 63)
 """As ``least`` of a call whose result does not matter."""
@@ -30,6 +30,8 @@ NEVER: Final = (1 << 63) - 1
 
 _WORDS: Final = 10
 _WORD: Final = 8
+RECORD: Final = _WORDS * _WORD
+"""Bytes from one call of a list to the next."""
 _END: Final = -1
 _ARGUMENTS: Final = 6
 _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
@@ -112,6 +114,9 @@ NUMBERS: Final = {
     "execve": (59, 221),
     "exit_group": (231, 94),
     "faccessat": (269, 48),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
     "futex": (202, 98),
     "getpid": (39, 172),
     "getppid": (110, 173),
@@ -119,19 +124,32 @@ NUMBERS: Final = {
     "kill": (62, 129),
     "landlock_create_ruleset": (444, 444),
     "landlock_restrict_self": (446, 446),
+    "madvise": (28, 233),
+    "mkdirat": (258, 34),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "open_tree": (428, 428),
     "openat": (257, 56),
+    "pivot_root": (155, 41),
     "ppoll": (271, 73),
     "prctl": (157, 167),
+    "pread64": (17, 67),
     "prlimit64": (302, 261),
     "read": (0, 63),
     "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135),
+    "sched_setaffinity": (203, 122),
     "seccomp": (317, 277),
     "sendmsg": (46, 211),
     "setgroups": (116, 159),
+    "sethostname": (170, 161),
     "setresgid": (119, 149),
     "setresuid": (117, 147),
     "setsid": (112, 157),
+    "socket": (41, 198),
+    "symlinkat": (266, 36),
+    "umount2": (166, 39),
     "unshare": (272, 97),
     "wait4": (61, 260),
     "waitid": (247, 95),
@@ -149,6 +167,8 @@ class Call(NamedTuple):
         least: the least result that is as it should be.
         instead: after another result: the label to go on at; empty to stop there.
         label: a name for this place; empty for none.
+        about: what it is about, for people; empty for its name alone. Where a list is to stop after whatever result
+            it says why.
     """
 
     name: str
@@ -156,28 +176,82 @@ class Call(NamedTuple):
     least: int = 0
     instead: str = ""
     label: str = ""
+    about: str = ""
 
 
 class Ended(NamedTuple):
     """Where a list ended.
 
     Attributes:
-        call: the one that was not as it should be; None at the end of the list.
+        call: the one that was not as it should be; None at the end of the list, or in another list.
         result: what it gave; below zero the negative number of an error.
+        address: of its record.
     """
 
     call: Call | None
     result: int
+    address: int
 
     def check(self) -> None:
         """Raise the error of the call that failed.
 
         Raises:
-            OSError: with the name of the call as its file name.
+            OSError: with what the call is about as its file name.
         """
         if self.call is not None:
             number = -self.result if self.result < 0 else errno.EPROTO
-            raise OSError(number, os.strerror(number), self.call.name)
+            text = self.call.about if self.call.least == NEVER else os.strerror(number)
+            raise OSError(number, text, self.call.about or self.call.name)
+
+
+class Room(Protocol):
+    """Where lists, and what they refer to, can be put."""
+
+    def put(self, data: bytes) -> int:
+        """Add bytes, and return their address, which is that of a word."""
+        ...
+
+    def change(self, address: int, data: bytes) -> None:
+        """Write over what is at an address."""
+        ...
+
+
+class _Own:
+    """Memory of this process alone."""
+
+    def __init__(self) -> None:
+        self._kept: list[ctypes.Array[ctypes.c_char]] = []
+
+    def put(self, data: bytes) -> int:
+        self._kept.append(ctypes.create_string_buffer(data, len(data)))
+        return ctypes.addressof(self._kept[-1])
+
+    def change(self, address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+
+class Draft:
+    """What is to be put at an address by another process.
+
+    Args:
+        address: of its beginning.
+    """
+
+    def __init__(self, address: int) -> None:
+        self.data = bytearray()
+        """All of it."""
+        self._address = address
+
+    def put(self, data: bytes) -> int:
+        """Add bytes, and return the address that they will have."""
+        at = len(self.data)
+        self.data += data + bytes(-len(data) % _WORD)
+        return self._address + at
+
+    def change(self, address: int, data: bytes) -> None:
+        """Write over what will be at an address."""
+        at = address - self._address
+        self.data[at : at + len(data)] = data
 
 
 class Memory:
@@ -238,72 +312,80 @@ class SystemCalls:
 
     Args:
         calls: in their order.
+        room: where it is kept; default: in memory of this process alone.
+        elsewhere: addresses of records of other lists, by labels for them.
         machine_code: whether the loop may be machine code.
 
     Raises:
         KeyError: a call or a label is not known.
+        BufferError: there is no room.
     """
 
-    def __init__(self, calls: Sequence[Call], *, machine_code: bool = True) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        room: Room | None = None,
+        *,
+        elsewhere: Mapping[str, int] | None = None,
+        machine_code: bool = True,
+    ) -> None:
         self._calls = list(calls)
-        self._kept: list[ctypes.Array[ctypes.c_char]] = []
+        self._room = room if room is not None else _Own()
         self._places = {each.label: place for place, each in enumerate(calls) if each.label}
         self._loop = _loop_of_machine_code() if machine_code else None
-        size = _WORD * (_WORDS * len(calls) + 1)
-        self._start, self._results = self._room(size)
+        self._start = self._room.put(bytes(RECORD * len(calls) + _WORD))
+        self._end = self._start + len(calls) * RECORD
+        labels = {**(elsewhere or {}), **{label: self.address(label) for label in self._places}, "": 0}
+        results = self._room_for_results()
         words: list[int] = []
         for place, each in enumerate(calls):
             words.append(number(each.name))
-            words += [each if isinstance(each, int) else self._held(each) for each in each.arguments]
+            words += [each if isinstance(each, int) else self._room.put(each) for each in each.arguments]
             words += [0] * (_ARGUMENTS - len(each.arguments))
-            instead = self._address(self._places[each.instead]) if each.instead else 0
-            words += (each.least, instead, self._results and self._results + _WORD * place)
+            words += (each.least, labels[each.instead], results and results + _WORD * place)
         words.append(_END)
-        ctypes.memmove(self._start, struct.pack(f"{len(words)}q", *words), size)
+        self._room.change(self._start, struct.pack(f"{len(words)}q", *words))
 
-    def _room(self, size: int) -> tuple[int, int]:
-        """The address of room for the list, and that of room for a result of each call; 0 for none."""
-        return self._held(bytes(size)), 0
+    def _room_for_results(self) -> int:
+        """The address of a word for each call; 0 for none."""
+        return 0
 
-    def _held(self, data: bytes) -> int:
-        held = ctypes.create_string_buffer(data, len(data))
-        self._kept.append(held)
-        return ctypes.addressof(held)
-
-    def _address(self, place: int) -> int:
-        return self._start + place * _WORDS * _WORD
-
-    def _record(self, place: int) -> ctypes.Array[ctypes.c_long]:
-        return (ctypes.c_long * _WORDS).from_address(self._address(place))
+    def address(self, label: str) -> int:
+        """Of the record of a call."""
+        return self._start + self._places[label] * RECORD
 
     def run(self) -> Ended:
         """Carry it out, from the beginning. Returns in each process that a call of it has forked, too."""
         at = self._run_in_python() if self._loop is None else self._loop(self._start)
-        place = (at - self._start) // (_WORDS * _WORD)
-        if place == len(self._calls):
-            return Ended(None, 0)
-        call = self._calls[place]
-        record = self._record(place)
+        if at == self._end:
+            return Ended(None, 0, at)
+        record = _record(at)
         result = record[0]
+        if not self._start <= at < self._end:
+            return Ended(None, result, at)
+        call = self._calls[(at - self._start) // RECORD]
         record[0] = number(call.name)  # so that it can be run again
-        return Ended(call, result)
+        return Ended(call, result, at)
 
     def _run_in_python(self) -> int:
-        place = 0
-        while place < len(self._calls):
-            record = self._record(place)
+        at = self._start
+        while (record := _record(at))[0] >= 0:
             which, *arguments, least, instead, into = record
             result = syscalls.plainly(which, arguments)
             if result >= least:
-                place += 1
+                at += RECORD
                 continue
             if into:
                 ctypes.c_long.from_address(into).value = result
             if not instead:
                 record[0] = result
                 break
-            place = (instead - self._start) // (_WORDS * _WORD)
-        return self._address(place)
+            at = instead
+        return at
+
+
+def _record(address: int) -> ctypes.Array[ctypes.c_long]:
+    return (ctypes.c_long * _WORDS).from_address(address)
 
 
 class SharedSystemCalls(SystemCalls):
@@ -321,10 +403,12 @@ class SharedSystemCalls(SystemCalls):
 
     def __init__(self, calls: Sequence[Call], memory: Memory, *, machine_code: bool = True) -> None:
         self._memory = memory
-        super().__init__(calls, machine_code=machine_code)
+        self._results = 0
+        super().__init__(calls, memory, machine_code=machine_code)
 
-    def _room(self, size: int) -> tuple[int, int]:
-        return self._memory.put(bytes(size)), self._memory.put(bytes(_WORD * len(self._calls)))
+    def _room_for_results(self) -> int:
+        self._results = self._memory.put(bytes(_WORD * len(self._calls)))
+        return self._results
 
     def result(self, label: str) -> int:
         """What a call gave, if that was less than it should be; else 0."""
@@ -338,7 +422,7 @@ class SharedSystemCalls(SystemCalls):
     def change(self, label: str, *arguments: int) -> None:
         """Change the first arguments of a call."""
         words = struct.pack(f"{len(arguments)}q", *arguments)
-        self._memory.change(self._address(self._places[label]) + _WORD, words)
+        self._memory.change(self.address(label) + _WORD, words)
 
 
 _made: list[Callable[[int], int] | None] = []

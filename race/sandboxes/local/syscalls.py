@@ -8,7 +8,6 @@ so it imports next to nothing.
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import struct
@@ -38,12 +37,8 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _OPEN_TREE = 428
 _MOVE_MOUNT = 429
-_FSOPEN = 430
-_FSCONFIG = 431
-_FSMOUNT = 432
 _CLOSE_RANGE = 436
 _OPENAT2 = 437
 _MOUNT_SETATTR = 442
@@ -54,15 +49,9 @@ _LANDLOCK_RESTRICT_SELF = 446
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _MNT_DETACH = 2
-_MOUNT_ATTR_RDONLY = 1
 _MOUNT_ATTR_IDMAP = 0x00100000
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH = 4
-_FSCONFIG_SET_FLAG = 0
-_FSCONFIG_SET_STRING = 1
-_FSCONFIG_CMD_CREATE = 6
-_CLOEXEC = 1
-_PAGE = 4096
 _MESSAGES = 20
 _RESOLVE_NO_MAGICLINKS = 2
 _RESOLVE_NO_SYMLINKS = 4
@@ -136,11 +125,6 @@ def detach(target: str) -> None:
     _checked(_libc.umount2(os.fsencode(target), _MNT_DETACH), f"umount {target}")
 
 
-def pivot_root(new: str, old: str) -> None:
-    """Make ``new`` the root of this mount namespace and move the present one to ``old``."""
-    _call(_PIVOT_ROOT[MACHINE], "pivot_root", os.fsencode(new), os.fsencode(old))
-
-
 def clone_mount(path: str) -> int:
     """A descriptor of a detached copy of the mount at ``path``, without what is mounted below it."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
@@ -149,16 +133,7 @@ def clone_mount(path: str) -> int:
 
 def map_mount(mount_fd: int, namespace_fd: int) -> None:
     """Shift the owners of a detached mount as the user namespace maps them; nothing on disk changes."""
-    _set_attributes(mount_fd, _MOUNT_ATTR_IDMAP, namespace_fd)
-
-
-def make_read_only(mount_fd: int) -> None:
-    """Forbid writing through a mount."""
-    _set_attributes(mount_fd, _MOUNT_ATTR_RDONLY, 0)
-
-
-def _set_attributes(mount_fd: int, attributes: int, namespace_fd: int) -> None:
-    request = struct.pack("QQQQ", attributes, 0, 0, namespace_fd)
+    request = struct.pack("QQQQ", _MOUNT_ATTR_IDMAP, 0, 0, namespace_fd)
     _call(_MOUNT_SETATTR, "mount_setattr", mount_fd, b"", _AT_EMPTY_PATH, request, len(request))
 
 
@@ -175,65 +150,8 @@ def attach_mount(mount_fd: int, target: str) -> None:
     )
 
 
-def mount_overlay(target: str, lower: list[str], upper: str, work: str) -> None:
-    """Mount an overlay whose own attributes are kept as ``user.overlay.*``, which needs no privilege on the
-    host.
-
-    Args:
-        target: an existing directory.
-        lower: layers, the top one first. The kernel allows 500; kernels before 6.8 as many as fit into a
-            page.
-        upper: where changes go.
-        work: an empty directory on the same mount as ``upper``.
-    """
-    context = _call(_FSOPEN, "fsopen overlay", b"overlay", _CLOEXEC)
-    try:
-        try:
-            for each in lower:
-                _configure(context, "lowerdir+", each)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            mount_overlay_by_option(target, lower, upper, work)
-            return
-        _configure(context, "upperdir", upper)
-        _configure(context, "workdir", work)
-        _call(_FSCONFIG, "overlay userxattr", context, _FSCONFIG_SET_FLAG, b"userxattr", None, 0)
-        _call(_FSCONFIG, f"overlay at {target}", context, _FSCONFIG_CMD_CREATE, None, None, 0)
-        mounted = _call(_FSMOUNT, "fsmount", context, _CLOEXEC, 0)
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror}{_kernel_messages(context)}", error.filename) from None
-    finally:
-        os.close(context)
-    try:
-        attach_mount(mounted, target)
-    finally:
-        os.close(mounted)
-
-
-def _configure(context: int, key: str, value: str) -> None:
-    what = f"overlay {key}={value}"
-    _call(_FSCONFIG, what, context, _FSCONFIG_SET_STRING, key.encode(), os.fsencode(value), 0)
-
-
-def mount_overlay_by_option(target: str, lower: list[str], upper: str, work: str) -> None:
-    """Do as `mount_overlay` where the kernel only takes all layers as one text of at most a page."""
-    escaped = [
-        each.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for each in (*lower, upper, work)
-    ]
-    *layers, upper, work = escaped
-    options = f"lowerdir={':'.join(layers)},upperdir={upper},workdir={work},userxattr"
-    if len(os.fsencode(options)) >= _PAGE:
-        text = f"this kernel takes no more than a page of layers; {len(lower)} are too many"
-        raise OSError(errno.E2BIG, text, f"overlay at {target}")
-    try:
-        mount("overlay", target, "overlay", data=options)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, f"overlay at {target}") from None
-
-
-def _kernel_messages(context: int) -> str:
-    """What the kernel says about a refused mount, one message a read."""
+def kernel_messages(context: int) -> str:
+    """What the kernel says about a refused mount, one message a read; nothing if the descriptor is of none."""
     said: list[str] = []
     try:
         while len(said) < _MESSAGES:

@@ -1,16 +1,15 @@
 """What sandboxes are forked from, and how the first process of one gets from there to serving the orchestrator.
 
-The way of a sandbox: the *template*, asked by the zygote, forks PID 1 with namespaces of its own. PID 1 forks a
-*helper*, which mounts the file tree and ends, and meanwhile confines itself; then it says that it is ready, and sleeps.
-With the first request it becomes the server of `race.sandboxes.local.pid1`. Until then it has carried out a list of
-system calls and nothing else, so that a sandbox that nobody has used yet costs next to no memory.
+The way of a sandbox: the *template*, asked by the zygote, forks PID 1 with namespaces of its own. PID 1 mounts its file
+tree, confines itself, says that it is ready, and sleeps. With the first request it becomes the server of
+`race.sandboxes.local.pid1`. Until then it has carried out lists of system calls and nothing else, so that a sandbox
+that nobody has used yet costs next to no memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -24,9 +23,10 @@ from race.sandboxes.local import confine, file_tree, pid1, syscalls, wire
 from race.sandboxes.local.guard import DiskGuard, Guard
 from race.sandboxes.local.launch import Bounds
 from race.sandboxes.local.lifetimes import Lifetime
-from race.sandboxes.local.sequence import NEVER, Call, Ended, Memory, SystemCalls, number
+from race.sandboxes.local.sequence import NEVER, RECORD, Call, Draft, Ended, Memory, SystemCalls, number
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import NoReturn
 
     from race.sandboxes.local.messages import Failure, SpawnRequest
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 _SPARE_PROCESSES = 64
 """How many more processes PID 1 may have than its commands, so that it can still act when they use all
 theirs."""
-_LEAST_PID_MAX = 1024
-_SIOCSIFFLAGS = 0x8914
-_IFF_UP_RUNNING = 0x41
 
 _NAMESPACES = (
     syscalls.CLONE_NEWUSER
@@ -49,14 +46,19 @@ _READY = b'={"done": true}'
 """As `wire` would send it."""
 FIRST = 128
 """The first of the descriptors that the zygote leaves for a new PID 1; those below are its own."""
-_LISTENER, _ANSWER, _MAPS, _GO, _GONE, _ASKED, _WATCHED = range(FIRST, FIRST + 7)
-"""What they are, in their order: the socket of the sandbox, that of who asked for it, what tells that the ids
-are mapped, the two ends of what tells that the helper is done, what was asked for, and the directories to watch."""
-_QUIET = ("let in", "helped", "noted")
+_LISTENER, _ANSWER, _MAPS, _PLAN, _ASKED, _WATCHED = range(FIRST, FIRST + 6)
+"""What they are, in their order: the socket of the sandbox, that of who asked for it, what tells that the ids are
+mapped, the list of calls by which the file tree is mounted, what was asked for, and the directories to watch."""
+_QUIET = ("let in", "noted")
 """Where PID 1 just ends if what it waits for is gone: somebody else has said why."""
 _CLONE_FS = 0x200
 _CLONE_FILES = 0x400
 _CLONE_PARENT_SETTID = 0x100000
+_MOST_OF_A_PLAN = 4 << 20
+"""Bytes of memory for a plan, of which only those that are used exist."""
+_READ_WRITE = 3
+_MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_NORESERVE = 2, 0x20, 0x4000
+_MADV_DONTNEED = 4
 
 
 class Kind(NamedTuple):
@@ -68,7 +70,7 @@ class Kind(NamedTuple):
 
 
 class Asked(TypedDict):
-    """What a new PID 1 and its helper find in the file at `_ASKED`."""
+    """What a new PID 1 finds in the file at `_ASKED`."""
 
     request: SpawnRequest
     found: dict[str, str]
@@ -94,9 +96,14 @@ class Template:
         self._told_pid, self._anything = memory.put(bytes(8)), memory.put(bytes(8))
         self._polled = memory.put(struct.pack("ihh", _LISTENER, select.POLLIN, 0))
         self._memory = memory
+        flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
+        self._plan = syscalls.map_memory(_MOST_OF_A_PLAN, _READ_WRITE, flags)
         self._wait, self._ask = os.pipe2(os.O_CLOEXEC)
         self._told, self._tell = os.pipe2(os.O_CLOEXEC)
-        self._calls = SystemCalls(self._all_calls(kind, root=root))
+        self._calls = SystemCalls(
+            self._all_calls(kind, root=root),
+            elsewhere={"plan": self._plan, "rest of the plan": self._plan + RECORD},
+        )
         zygote = os.getpid()
         # What both have open and where both are, they have in common.
         self._pid = syscalls.plainly(number("clone"), [_CLONE_FS | _CLONE_FILES | signal.SIGCHLD, 0, 0, 0, 0])
@@ -134,6 +141,23 @@ class Template:
             raise OSError(-pid, os.strerror(-pid), "unshare")
         return int(pid)
 
+    def plan(self, request: SpawnRequest, found: Mapping[str, str]) -> bytes:
+        """What is to be in the file at `_PLAN`: the list by which a PID 1 mounts its file tree.
+
+        Args:
+            request: what is asked for.
+            found: where each layer is found from the working directory.
+
+        Raises:
+            OSError: it has too many layers.
+        """
+        draft = Draft(self._plan)
+        elsewhere = {label: self._calls.address(label) for label in ("tree", "built")}
+        SystemCalls(file_tree.plan(request, found.__getitem__), draft, elsewhere=elsewhere)
+        if len(draft.data) > _MOST_OF_A_PLAN:
+            raise OSError(errno.E2BIG, "it has too many layers", "overlay")
+        return bytes(draft.data)
+
     def _all_calls(self, kind: Kind, *, root: bool) -> list[Call]:
         told = self._told_pid
         flags = _NAMESPACES | (0 if kind.shares_network else syscalls.CLONE_NEWNET)
@@ -150,6 +174,7 @@ class Template:
     def _calls_of_pid1(self, kind: Kind, *, root: bool) -> list[Call]:
         anything = self._anything
         program = confine.system_call_filter(syscalls.MACHINE, pretend_owners=not root, pinned=kind.is_pinned)
+        tree = file_tree.tree()
         return [
             Call("close_range", (3, FIRST - 1, 0), label="pid 1"),
             Call("setsid"),
@@ -158,15 +183,17 @@ class Template:
             Call("setresgid", (0, 0, 0)),
             Call("setresuid", (0, 0, 0)),
             Call("unshare", (syscalls.CLONE_NEWCGROUP,)),
-            Call("clone", (signal.SIGCHLD, 0, 0, 0, 0), least=1, label="helper"),
-            Call("close", (_GONE,)),
-            *confine.confinement(program, share_network=kind.shares_network),  # while the helper is at work
-            Call("read", (_GO, anything, 1), least=1, label="helped"),
-            Call("chdir", (b"/\0",)),
+            Call("pread64", (_PLAN, self._plan, _MOST_OF_A_PLAN, 0), least=1),
+            Call("close", (_PLAN,)),
+            Call("getpid", least=NEVER, instead="plan"),
+            *(tree[0]._replace(label="tree"), *tree[1:]),
+            Call("getpid", least=NEVER, instead="rest of the plan"),
+            Call("madvise", (self._plan, _MOST_OF_A_PLAN, _MADV_DONTNEED), label="built"),
+            *confine.confinement(program, share_network=kind.shares_network),
             Call("write", (_ANSWER, _READY, len(_READY)), least=1),
             # It must not stay if the orchestrator dies before it has noted this sandbox down.
             Call("read", (_ANSWER, anything, 1), least=1, label="noted"),
-            *(Call("close", (each,)) for each in (_ANSWER, _MAPS, _GO)),
+            *(Call("close", (each,)) for each in (_ANSWER, _MAPS)),
             *([] if kind.is_limited_in_time else [Call("ppoll", (self._polled, 1, 0, 0, 0))]),
         ]
 
@@ -183,56 +210,38 @@ class Template:
         while True:
             ended = self._calls.run()
             where = None if ended.call is None else ended.call.label
-            if where == "helper" and ended.result == 0:
-                _build()
-            elif os.getpid() == 1 and not (where in _QUIET and ended.result >= 0):
-                _serve(ended)
+            if os.getpid() == 1 and not (where in _QUIET and ended.result >= 0):
+                self._serve(ended)
             elif where == "clone":
                 os.write(self._tell, struct.pack("i", ended.result))
                 continue
             return
 
+    def _serve(self, ended: Ended) -> None:
+        """As PID 1: serve the orchestrator until the sandbox's lifetime is over."""
+        asked: Asked = json.loads(wire.whole(_ASKED))
+        try:
+            self._in_plan(ended, asked).check()
+        except OSError as error:
+            said = (
+                syscalls.kernel_messages(file_tree.FREE) if str(error.filename).startswith("overlay") else ""
+            )
+            fail(
+                socket.socket(fileno=_ANSWER), OSError(error.errno, f"{error.strerror}{said}", error.filename)
+            )
+            return
+        _become_server(asked)
 
-def _read_asked() -> Asked:
-    asked: Asked = json.loads(wire.whole(_ASKED))
-    return asked
-
-
-def _build() -> None:
-    """In a helper inside of the new namespaces: mount the layers, enter them, and set up what belongs to the namespaces
-    as a whole.
-    """
-    try:
-        asked = _read_asked()
-        request = asked["request"]
-        file_tree.mount_overlays(request["mounts"], asked["found"].__getitem__)
-        file_tree.enter(request["shared_memory"])
-        socket.sethostname(request["hostname"])
-        if not request["share_network"]:
-            _bring_loopback_up()
-        if request["cores"] is not None:
-            os.sched_setaffinity(1, request["cores"])
-        # Nobody inside can raise it again, for lack of the capability.
-        write("/proc/sys/user/max_user_namespaces", "0")
-        limit = request["processes"]
-        if limit is not None:
-            # The limit on processes counts for each user; all users together are limited by the numbers there are,
-            # since Linux 6.14.
-            with contextlib.suppress(OSError):
-                write("/proc/sys/kernel/pid_max", str(max(2 * limit, _LEAST_PID_MAX)))
-        os.write(_GONE, b"x")
-    except BaseException as error:  # noqa: BLE001 - nothing may escape into PID 1
-        fail(socket.socket(fileno=_ANSWER), error)
+    def _in_plan(self, ended: Ended, asked: Asked) -> Ended:
+        """The same, with the call where the plan ended if it is there that it did."""
+        place = (ended.address - self._plan) // RECORD
+        if not 0 <= place < _MOST_OF_A_PLAN // RECORD:
+            return ended
+        calls = file_tree.plan(asked["request"], asked["found"].__getitem__)
+        return ended._replace(call=calls[place])
 
 
-def _serve(ended: Ended) -> None:
-    """As PID 1: serve the orchestrator until the sandbox's lifetime is over."""
-    try:
-        ended.check()
-    except OSError as error:
-        fail(socket.socket(fileno=_ANSWER), error)
-        return
-    asked = _read_asked()
+def _become_server(asked: Asked) -> None:
     request = asked["request"]
     limit = request["processes"]
     if limit is not None:
@@ -274,8 +283,3 @@ def write(path: str, text: str) -> None:
         raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)
-
-
-def _bring_loopback_up() -> None:
-    with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP_RUNNING))

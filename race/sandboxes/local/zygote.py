@@ -107,14 +107,15 @@ class Zygote:
         ours, theirs = socket.socketpair()
         opened: list[int] = []
         try:
-            opened += os.pipe2(os.O_CLOEXEC)
+            template = self._template(request)
+            opened.append(wire.held(template.plan(request, found)))
             opened.append(wire.held(json.dumps(asked).encode()))
             opened += [os.open(each, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for each in written]
             with ours, theirs, self._listener(request["folder"]) as listener:
                 kept = [listener.fileno(), answer.fileno(), theirs.fileno(), *opened]
                 for place, descriptor in enumerate(kept, FIRST):
                     os.dup2(descriptor, place, inheritable=False)
-                pid = self._template(request).fork()
+                pid = template.fork()
                 self._let_in(pid, request["cgroups"])
                 ours.send(b"x")
         finally:
