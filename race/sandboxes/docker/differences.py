@@ -1,7 +1,13 @@
-"""What a container changed: the engine's ``diff``, completed by what the API says of each path."""
+"""What a container changed: the engine's ``diff``, completed by what the API says of each path.
+
+Docker's own ``diff`` goes by size and time of modification, which a command can put back, and garbles names that are not
+UTF-8. So below a folder the contents are compared as well; for the whole file system that would take too long.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -14,6 +20,7 @@ from race.sandboxes import scripts
 from race.sandboxes.docker.engine import Engine, Status
 from race.sandboxes.local.changes import kind_of, within
 
+_PIECE = 1 << 20
 _MODIFIED, _ADDED, _REMOVED = 0, 1, 2
 _APART = (b"proc", b"sys", b"dev", scripts.OWN[1:].encode())
 _BY_THE_ENGINE = frozenset(
@@ -52,9 +59,12 @@ class Differences:
         if len(kinds) > 2 * limit + 1000:
             raise SandboxError(f"there are more than {limit} changes")
         wanted = {p: k for p, k in kinds.items() if within(p, self._under) or within(self._under, p)}
-        if not wanted:
+        by_content = bool(self._under) and not self._engine.is_podman
+        if not wanted and not by_content:
             return []
         with self._before() as before:
+            if by_content:
+                wanted |= self._by_content(before)
             changes = {c.path: c for p, k in wanted.items() for c in self._compared(p, k, before, wanted)}
         out = [
             c
@@ -91,6 +101,33 @@ class Differences:
                 below = path + b"/" + name
                 if below not in wanted and self._engine.status(self._handle, b"/" + below) is None:
                     yield Change(b"/" + below, "removed", existed=True)
+
+    def _by_content(self, before: str) -> dict[bytes, int]:
+        """What differs below the folder."""
+        was, now = self._contents(before), self._contents(self._handle)
+        found = {p: _REMOVED for p in was.keys() - now.keys()}
+        found |= {p: _ADDED for p in now.keys() - was.keys()}
+        return found | {p: _MODIFIED for p in now.keys() & was.keys() if now[p] != was[p]}
+
+    def _contents(self, handle: str) -> dict[bytes, tuple[bytes, int, bytes]]:
+        """The kind, the mode and a digest of each path below the folder, without that itself."""
+        found: dict[bytes, tuple[bytes, int, bytes]] = {}
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._engine.archive(handle, b"/" + self._under) as members,
+        ):
+            top: bytes | None = None
+            for member, archive in members:
+                name = member.name.encode("utf-8", "surrogateescape").strip(b"/")
+                top = name if top is None else top
+                digest = hashlib.blake2b(member.linkname.encode("utf-8", "surrogateescape"))
+                if member.isreg() and (file := archive.extractfile(member)) is not None:
+                    while piece := file.read(_PIECE):
+                        digest.update(piece)
+                below = name[len(top) :].strip(b"/")
+                if below:
+                    found[self._under + b"/" + below] = (member.type, member.mode, digest.digest())
+        return found
 
     def _listed(self, handle: str, path: bytes) -> set[bytes]:
         """The names in a directory."""

@@ -55,7 +55,7 @@ class Engine:
         self._client: Any = None
         self._info: dict[str, Any] | None = None
         self._threads: anyio.CapacityLimiter | None = None
-        self._takes_patterns: bool | None = None
+        self._is_podman: bool | None = None
 
     @property
     def client(self) -> Any:
@@ -123,15 +123,24 @@ class Engine:
         """A container by its id."""
         return self.client.containers.get(handle)
 
-    def _apart(self, path: bytes) -> tuple[bytes, bytes]:
-        """What to ask the engine for, and what to look for in the answer: Podman takes names for patterns."""
-        if self._takes_patterns is None:
+    @property
+    def is_podman(self) -> bool:
+        """Whether it is Podman's service, which differs from Docker's here and there."""
+        if self._is_podman is None:
             components = self.client.version().get("Components") or ()
-            self._takes_patterns = any("podman" in str(c.get("Name", "")).lower() for c in components)
-        if not self._takes_patterns or not _PATTERN.search(path):
-            return path, b""
+            self._is_podman = any("podman" in str(c.get("Name", "")).lower() for c in components)
+        return self._is_podman
+
+    def _apart(self, path: bytes) -> tuple[bytes, bytes]:
+        """What to ask the engine for, and what to look for in the answer.
+
+        Podman takes names for patterns, and Docker finds no single path that is not UTF-8.
+        """
+        is_odd = _PATTERN.search if self.is_podman else _is_no_text
         parts = path.split(b"/")
-        first = next(i for i, p in enumerate(parts) if _PATTERN.search(p))
+        first = next((i for i, p in enumerate(parts) if is_odd(p)), None)
+        if first is None:
+            return path, b""
         return b"/".join(parts[:first]) or b"/", b"/".join(parts[first:])
 
     def status(self, handle: str, path: bytes) -> Status | None:
@@ -162,7 +171,9 @@ class Engine:
         asked, wanted = self._apart(path)
         api = self.client.api
         url = api._url("/containers/{0}/archive", handle)  # noqa: SLF001 - it takes no bytes
-        answer = api.get(url, params={"path": asked}, stream=True)
+        # Docker would compress it otherwise, and what is read here is as it comes.
+        plain = {"Accept-Encoding": "identity"}
+        answer = api.get(url, params={"path": asked}, headers=plain, stream=True)
         try:
             if answer.status_code == 404:  # noqa: PLR2004 - HTTP's
                 raise FileNotFoundError(path)
@@ -187,6 +198,14 @@ class Engine:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+def _is_no_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def _below(members: tarfile.TarFile, wanted: bytes) -> Generator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
