@@ -75,6 +75,11 @@ boot.main()
 """
 
 
+def write_boot(path: Path, lines: str) -> None:
+    """Write a program that starts the helper after some lines that change its modules, to be `spawner`'s."""
+    path.write_text(_WEAK_BOOT.format(boot=str(_BOOT), lines=lines))
+
+
 def numbers() -> dict[str, int]:
     """The system calls that attacks make, by name, on this processor."""
     column = ["x86_64", "aarch64"].index(os.uname().machine)
@@ -127,7 +132,7 @@ async def run(home: Path, image: str, python: str) -> dict[str, dict[str, str]]:
         shared = SandboxSpec("shared", image=image, network="full")
         results["network"] = await tried(provider, shared, python, facts)
         for number, (what, lines) in enumerate(WITHOUT.items()):
-            weak.write_text(_WEAK_BOOT.format(boot=str(_BOOT), lines=lines))
+            write_boot(weak, lines)
             spawner._BOOT = weak
             weakened = LocalProvider(home)
             spec = SandboxSpec(

@@ -14,7 +14,8 @@ import pytest
 
 from race.errors import MachineError, SandboxError
 from race.sandbox import File, SandboxSpec
-from race.sandboxes.local import LocalProvider, diagnosis
+from race.sandboxes.local import LocalProvider, diagnosis, spawner
+from tests.sandboxes.escaping import write_boot
 from tests.sandboxes.ordinary import run_as_ordinary_user
 
 if TYPE_CHECKING:
@@ -115,6 +116,42 @@ async def test_the_check_finds_nothing_wrong_here(provider: LocalProvider) -> No
     assert await provider.list() == []
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_kernels_that_take_layers_as_one_text_do_as_well(
+    local_home: Path,
+    small_image: Path,
+    new_name: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    how = "case $(cat /proc/mounts) in *lowerdir+=*) echo one by one;; *) echo as one text;; esac"
+    boot = tmp_path / "boot.py"
+    write_boot(boot, "file_tree.LAYERS_ONE_BY_ONE = False")
+    monkeypatch.setattr(spawner, "_BOOT", boot)
+    provider = LocalProvider(local_home)
+    made: list[Sandbox] = []
+    try:
+        for image in ("host", str(small_image)):
+            made.append(await provider.create(SandboxSpec(new_name(), image=image)))
+            assert (await made[-1].exec(f"echo one >/etc/file; {how}")).stdout == b"as one text\n"
+
+        async def fork_again_and_again() -> None:
+            for _ in range(40):
+                await made[-1].exec("echo more >>/etc/file")
+                await made[-1].stop()
+                made.append(await made[-1].fork(f"{new_name()}-".ljust(100, "x")))
+
+        # Long names make the text longer than the page that such a kernel takes.
+        with pytest.raises(MachineError, match=r"a page of layers; \d+ are too many.*Linux 6.8"):
+            await fork_again_and_again()
+        assert sorted(each.name for each in await provider.list()) == sorted(each.name for each in made)
+    finally:
+        for info in reversed(await provider.list()):
+            await (await provider.get(info.name)).delete()
+        await provider.aclose()
+
+
 def test_failures_come_with_a_remedy() -> None:
     home = Path("/x/home")
     told = diagnosis.explain(
@@ -122,6 +159,9 @@ def test_failures_come_with_a_remedy() -> None:
     )
     assert "RACE_HOME" in told
     assert str(home) in told
+    for call in ("fsopen overlay", "overlay at root"):
+        assert "modprobe overlay" in diagnosis.explain("No such device", call, home)
+    assert "--privileged" in diagnosis.explain("Operation not permitted", "fsopen overlay", home)
     assert "apparmor_restrict" in diagnosis.explain("Operation not permitted", "unshare", home)
     assert "/data" in diagnosis.explain("Invalid argument", "mount_setattr of /data", home)
     assert "/proc" in diagnosis.explain("Operation not permitted", "mount proc", home)

@@ -314,7 +314,7 @@ async def test_a_command_of_very_many_processes_is_ended_as_any_other(
     assert (done.timed_out, done.stdout) == (True, b"all\n")
     assert done.usage.cpu_seconds > 0
     assert done.usage.max_rss_bytes > 0
-    left = await sandbox.exec("pgrep -c python3; wc -l </tmp/ticks")
+    left = await sandbox.exec("pgrep -fc 'os[.]fork'; wc -l </tmp/ticks")
     assert left.stdout.split()[0] == b"0"
     if not is_alone:
         state = await sandbox.exec(f"grep State /proc/{stopped}/status")

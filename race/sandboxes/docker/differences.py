@@ -1,7 +1,7 @@
 """What a container changed: the engine's ``diff``, completed by what the API says of each path.
 
-Docker's own ``diff`` goes by size and time of modification, which a command can put back, and garbles names that are not
-UTF-8. So below a folder the contents are compared as well; for the whole file system that would take too long.
+Docker's own ``diff`` goes by size and time of modification, which a command can put back, and garbles names that are
+not UTF-8. So below a folder the contents are compared as well; for the whole file system that would take too long.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Differences:
     def _by_content(self, before: str) -> dict[bytes, int]:
         """What differs below the folder."""
         was, now = self._contents(before), self._contents(self._handle)
-        found = {p: _REMOVED for p in was.keys() - now.keys()}
-        found |= {p: _ADDED for p in now.keys() - was.keys()}
+        found = dict.fromkeys(was.keys() - now.keys(), _REMOVED)
+        found |= dict.fromkeys(now.keys() - was.keys(), _ADDED)
         return found | {p: _MODIFIED for p in now.keys() & was.keys() if now[p] != was[p]}
 
     def _contents(self, handle: str) -> dict[bytes, tuple[bytes, int, bytes]]:

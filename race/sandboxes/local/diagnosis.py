@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _NO_PROC = (
 _OLD_KERNEL = (
     "this kernel is too old: version 5.19 or newer is needed as root, 5.11 or newer as an ordinary user"
 )
+_NO_OVERLAY = "this kernel has no overlay file system, or may not load it: `modprobe overlay`"
 _FORBIDDEN_MOUNTS = (
     "something above this process, such as a container's seccomp or AppArmor profile, forbids it to mount: start "
     "the container with --privileged"
@@ -56,7 +58,8 @@ def remedy(error: str, call: str, home: Path) -> str:
         return _OLD_KERNEL
     if call.startswith("unshare") or call.endswith(("uid_map", "gid_map", "setgroups")):
         return _NO_USER_NAMESPACES
-    if call.startswith(("overlay", "prepare")):
+    missing = error.startswith(os.strerror(errno.ENODEV)) and call == "fsopen overlay"
+    if missing or call.startswith(("overlay", "prepare")):
         return _store_remedy(error, call, denied=denied).format(home=home)
     if call.startswith("mount_setattr"):
         path = call.rpartition(" of ")[2]
@@ -68,6 +71,8 @@ def remedy(error: str, call: str, home: Path) -> str:
 
 def _store_remedy(error: str, call: str, *, denied: bool) -> str:
     """What to do about a failure to write to, or to mount, the folder that sandboxes are kept in."""
+    if error.startswith(os.strerror(errno.ENODEV)):
+        return _NO_OVERLAY
     if "too many" in error:
         return "fork from an earlier sandbox, or use Linux 6.8 or newer"
     if "userxattr" in call:  # a kernel without overlays for ordinary users does not know the option

@@ -11,6 +11,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final
 
+from race.sandboxes.local import syscalls
 from race.sandboxes.local.sequence import NEVER, WHATEVER, Call
 from race.sandboxes.local.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
 
@@ -23,6 +24,9 @@ NEW_ROOT = "root"
 """The directory, in the working directory, over which the sandbox's root is mounted."""
 FREE: Final = 3
 """The first free descriptor, while these calls are carried out. What describes an overlay is there if it fails."""
+
+LAYERS_ONE_BY_ONE = syscalls.kernel() >= (6, 8)
+"""Whether the kernel takes any number of layers. Others take a text, of a page at most."""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
@@ -64,8 +68,8 @@ def plan(request: SpawnRequest, found: Callable[[str], str]) -> list[Call]:
         Call("getpid", least=NEVER, instead="rest"),
         Call("mount", (0, b"/\0", 0, MS_REC | MS_PRIVATE, 0), label="overlays", about="mount /"),
     ]
-    for number, each in enumerate(request["mounts"]):
-        calls += _overlay(number, each, found)
+    for each in request["mounts"]:
+        calls += _overlay(each, found)
     calls.append(Call("getpid", least=NEVER, instead="tree"))
     size = "" if request["shared_memory"] is None else f",size={request['shared_memory']}"
     rest = [
@@ -93,26 +97,22 @@ def overlay_options(lower: list[str], upper: str, work: str) -> str:
     return f"lowerdir={':'.join(layers)},upperdir={upper},workdir={work},userxattr"
 
 
-def _overlay(number: int, plan: MountPlan, found: Callable[[str], str]) -> list[Call]:
+def _overlay(plan: MountPlan, found: Callable[[str], str]) -> list[Call]:
     """An overlay whose own attributes are kept as ``user.overlay.*``, which needs no privilege on the host."""
     target = NEW_ROOT if plan["at"] == "/" else NEW_ROOT + plan["at"]
     lower, upper, work = [found(each) for each in plan["lower"]], found(plan["upper"]), found(plan["work"])
-    old, mounted, about = f"old {number}", f"mounted {number}", f"overlay at {target}"
+    about = f"overlay at {target}"
+    if not LAYERS_ONE_BY_ONE:
+        options = overlay_options(lower, upper, work)
+        if len(os.fsencode(options)) < _PAGE:
+            return [_mount("overlay", target, "overlay", data=options)._replace(about=about)]
+        text = f"this kernel takes no more than a page of layers; {len(lower)} are too many"
+        return [Call("getpid", least=NEVER, label=about, about=text)]
     context, made = FREE, FREE + 1
-    settings = [("lowerdir+", each) for each in lower] + [("upperdir", upper), ("workdir", work)]
     calls = [Call("fsopen", (b"overlay\0", _CLOEXEC), least=context, about="fsopen overlay")]
-    for key, value in settings:
+    for key, value in [("lowerdir+", each) for each in lower] + [("upperdir", upper), ("workdir", work)]:
         arguments = (context, _FSCONFIG_SET_STRING, _text(key), _text(value), 0)
         calls.append(Call("fsconfig", arguments, about=f"overlay {key}={value}"))
-    calls[1] = calls[1]._replace(instead=old)
-    options = overlay_options(lower, upper, work)
-    if len(os.fsencode(options)) < _PAGE:
-        by_option = Call(
-            "mount", (b"overlay\0", _text(target), b"overlay\0", 0, _text(options)), label=old, about=about
-        )
-    else:
-        text = f"this kernel takes no more than a page of layers; {len(lower)} are too many"
-        by_option = Call("getpid", least=NEVER, label=old, about=text)
     return [
         *calls,
         Call("fsconfig", (context, _FSCONFIG_SET_FLAG, b"userxattr\0", 0, 0), about="overlay userxattr"),
@@ -121,10 +121,6 @@ def _overlay(number: int, plan: MountPlan, found: Callable[[str], str]) -> list[
         Call("close", (context,)),
         _attached(made, target),
         Call("close", (made,)),
-        Call("getpid", least=NEVER, instead=mounted),
-        by_option,
-        Call("close", (context,)),
-        Call("getpid", label=mounted),
     ]
 
 

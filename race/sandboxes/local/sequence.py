@@ -168,7 +168,7 @@ class Call(NamedTuple):
         instead: after another result: the label to go on at; empty to stop there.
         label: a name for this place; empty for none.
         about: what it is about, for people; empty for its name alone. Where a list is to stop after whatever result
-            it says why.
+            it says why, and the label says where.
     """
 
     name: str
@@ -196,12 +196,13 @@ class Ended(NamedTuple):
         """Raise the error of the call that failed.
 
         Raises:
-            OSError: with what the call is about as its file name.
+            OSError: with what the call is about, or its label, as its file name.
         """
         if self.call is not None:
             number = -self.result if self.result < 0 else errno.EPROTO
-            text = self.call.about if self.call.least == NEVER else os.strerror(number)
-            raise OSError(number, text, self.call.about or self.call.name)
+            if self.call.least == NEVER:
+                raise OSError(number, self.call.about, self.call.label)
+            raise OSError(number, os.strerror(number), self.call.about or self.call.name)
 
 
 class Room(Protocol):

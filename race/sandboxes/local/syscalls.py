@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import os
 import struct
 
 MACHINE = os.uname().machine
 """The processor as the kernel names it: ``x86_64`` or ``aarch64``."""
+
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -80,6 +82,12 @@ def _checked(result: int, what: str) -> int:
 def _call(number: int, what: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
     converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return _checked(_syscall(ctypes.c_long(number), *converted), what)
+
+
+def kernel() -> tuple[int, int]:
+    """The first two numbers of the kernel's version."""
+    major, minor = os.uname().release.split(".")[:2]
+    return int(major), int("".join(itertools.takewhile(str.isdigit, minor)) or 0)
 
 
 def unshare(flags: int) -> None:
