@@ -95,6 +95,8 @@ class SandboxInfo:
 class Usage:
     """What a command used, as the kernel accounted it.
 
+    If it was ended together with hundreds of processes that it had started, this is the least that it may have been.
+
     Attributes:
         cpu_seconds: user and system time of the command and all its reaped descendants.
         wait_seconds: time that the command's main thread was runnable but had no processor.

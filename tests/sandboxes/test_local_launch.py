@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,10 +13,13 @@ import anyio
 import pytest
 
 from race.errors import SandboxError
+from race.sandbox import File
+from race.sandboxes.local import talk
+from race.sandboxes.local.command import request as command_request
 from tests.sandboxes.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from race.sandbox import Sandbox
     from race.sandboxes.local import LocalProvider
@@ -328,3 +333,164 @@ async def test_a_command_of_very_many_processes_is_ended_as_any_other(
             return int((await sandbox.exec("wc -l </tmp/ticks")).stdout) > before
 
         await until(go_on)
+
+
+@contextlib.asynccontextmanager
+async def held(provider: LocalProvider, name: str) -> AsyncIterator[None]:
+    """Have everything in a sandbox stand still, as while its files are copied."""
+    async with talk.connected(provider._workshop.records.folder(name), name) as connection:
+        talk.tell(connection, name, {"do": "hold"})
+        await talk.answer(connection, name)
+        yield
+
+
+async def ask_and_go(provider: LocalProvider, name: str, script: str, after: float = 0.0) -> None:
+    """Ask for a command as one does who is killed then."""
+    asked = command_request(
+        script, cwd="/", env={"PATH": "/usr/bin:/bin"}, timeout=None, merged=True, has_input=False
+    )
+    reader, writer = os.pipe()
+    try:
+        async with talk.connected(provider._workshop.records.folder(name), name) as connection:
+            talk.tell(connection, name, asked, [writer, reader])
+            await anyio.sleep(after)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def taken(pid1: int) -> tuple[int, int]:
+    """How many descriptors and how many pieces of memory a process has."""
+    return len(list(Path(f"/proc/{pid1}/fd").iterdir())), Path(f"/proc/{pid1}/maps").read_text().count("\n")
+
+
+async def takes_no_more(pid1: int, before: tuple[int, int]) -> None:
+    """Wait until PID 1 has given back what it took, but for what it keeps for the next commands."""
+
+    async def is_so() -> bool:
+        now = taken(pid1)
+        return now[0] <= before[0] and now[1] <= before[1] + 8
+
+    await until(is_so)
+
+
+async def test_what_nobody_waits_for_any_more_is_not_begun(provider: LocalProvider, sandbox: Sandbox) -> None:
+    await sandbox.exec("true")
+    pid1 = pid1_of(provider, sandbox.name)
+    before = taken(pid1)
+    async with held(provider, sandbox.name):
+        for _ in range(20):
+            await ask_and_go(provider, sandbox.name, "echo >/tmp/begun")
+        for _ in range(2):  # PID 1 has heard of all of them, and then that they are gone
+            await talk.control(provider._workshop.records.folder(sandbox.name), sandbox.name, {"do": "ended"})
+    await takes_no_more(pid1, before)
+    assert (await sandbox.exec("ls /tmp/begun")).exit_code != 0
+
+
+async def test_what_a_killed_orchestrator_asked_for_is_ended_and_leaves_nothing(
+    provider: LocalProvider, sandbox: Sandbox
+) -> None:
+    await sandbox.exec("true")
+    pid1 = pid1_of(provider, sandbox.name)
+    before = taken(pid1)
+    for number in range(200):
+        await ask_and_go(provider, sandbox.name, "sleep 61", number % 4 / 2000)
+    await takes_no_more(pid1, before)
+    await left(pid1, 0)
+
+    async def is_in_its_place() -> bool:
+        return Path(f"/proc/{pid1}/oom_score_adj").read_text() == "0\n"
+
+    await until(is_in_its_place)
+
+
+async def test_commands_that_are_ended_at_once_leave_nothing(
+    provider: LocalProvider, sandbox: Sandbox
+) -> None:
+    await sandbox.exec("true")
+    pid1 = pid1_of(provider, sandbox.name)
+    before = taken(pid1)
+    for number in range(200):
+        assert (await sandbox.exec("sleep 61", timeout=number % 4 / 2000)).timed_out
+        with anyio.move_on_after(number % 4 / 1000):
+            await sandbox.exec(["nowhere"])
+    await takes_no_more(pid1, before)
+
+
+async def test_nothing_hangs_whatever_somebody_inside_kills_and_stops(
+    provider: LocalProvider, sandbox: Sandbox
+) -> None:
+    attack = """
+import os, random, signal, time
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    try:
+        with open("/proc/1/task/1/children") as file:
+            found = [int(each) for each in file.read().split()]
+    except OSError:
+        continue
+    for pid in found:
+        if pid != os.getppid() and pid != os.getpid():
+            try:
+                os.kill(pid, random.choice([signal.SIGKILL, signal.SIGSTOP]))
+            except OSError:
+                pass
+"""
+    over = anyio.Event()
+    await sandbox.exec("true")
+    pid1 = pid1_of(provider, sandbox.name)
+    before = taken(pid1)
+
+    async def attacked() -> None:
+        await sandbox.exec(["python3", "-c", attack])
+        over.set()
+
+    async def again_and_again(work: Callable[[], Awaitable[object]]) -> None:
+        while not over.is_set():
+            with contextlib.suppress(SandboxError), anyio.fail_after(20):
+                await work()
+
+    async def hold() -> None:
+        async with held(provider, sandbox.name):
+            await anyio.sleep(0.005)
+        await anyio.sleep(0.03)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(attacked)
+        group.start_soon(again_and_again, lambda: sandbox.exec("true"))
+        group.start_soon(again_and_again, lambda: sandbox.exec("true", cwd="/nowhere"))
+        group.start_soon(again_and_again, lambda: sandbox.exec(["nowhere"]))
+        group.start_soon(again_and_again, lambda: sandbox.write([File(b"/tmp/file", bytes(100_000))]))
+        group.start_soon(again_and_again, hold)
+    await takes_no_more(pid1, before)
+    assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
+
+
+async def test_a_command_that_waits_is_told_when_the_sandbox_is_frozen(
+    provider: LocalProvider, sandbox: Sandbox
+) -> None:
+    told: list[str] = []
+
+    async def ask() -> None:
+        with pytest.raises(SandboxError) as error:
+            await sandbox.exec("true")
+        told.append(str(error.value))
+
+    async with held(provider, sandbox.name), anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await anyio.sleep(0.05)
+        await sandbox.freeze()
+    assert "frozen" in told[0]
+    await sandbox.thaw()
+    assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
+
+
+async def test_numbers_that_mean_nothing_are_refused(sandbox: Sandbox) -> None:
+    for timeout in (float("inf"), float("nan")):
+        with pytest.raises(SandboxError, match="time-out is a number of seconds"):
+            await sandbox.exec("true", timeout=timeout)
+    assert (await sandbox.exec("sleep 0.1; echo fine", timeout=1e10)).stdout == b"fine\n"
+    for rows in (-1, 70_000):
+        with pytest.raises(SandboxError, match="up to 65535 rows and columns"):
+            await sandbox.terminal(rows=rows)
+    assert (await sandbox.exec("echo fine")).stdout == b"fine\n"

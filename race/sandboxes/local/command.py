@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import time
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _READ = 1 << 16
 _READS_IN_A_ROW = 16
 """Reads of one pipe before other tasks get their turn."""
+_MOST_CELLS = 65535
 _ENDING = 5.0
 """Seconds to wait for a cancelled command to be gone."""
 
@@ -59,6 +61,12 @@ def request(
             raise SandboxError(f"this text cannot be turned into bytes: {text!r:.200}") from None
     if argv is not None and not (argv and argv[0]):
         raise SandboxError("the command is empty")
+    if timeout is not None and not math.isfinite(timeout):
+        raise SandboxError(f"a time-out is a number of seconds, or None for no limit; not {timeout}")
+    if terminal is not None and not all(0 <= each <= _MOST_CELLS for each in terminal):
+        raise SandboxError(
+            f"a terminal has up to {_MOST_CELLS} rows and columns, not {terminal[0]} and {terminal[1]}"
+        )
     for key in env:
         if not key or "=" in key:
             raise SandboxError(f"{key!r} cannot be the name of an environment variable")

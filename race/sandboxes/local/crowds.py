@@ -24,6 +24,7 @@ _HEARING: Final = 0.05
 """Seconds to wait at most until somebody has heard that a crowd is no more, before it is ended."""
 _GOING_ON: Final = 0.01
 """Seconds to leave the processor to whoever has heard it."""
+_READINGS: Final = 5
 _REAPING: Final = 2.0
 """Seconds to wait for what was killed to be gone before new processes are started anyway."""
 _REAPING_CHECK: Final = 0.003
@@ -52,7 +53,7 @@ class Crowd:
         self._stopped = {pid for pid in others if processes.statistics(f"/proc/{pid}/stat")[:1] == ["T"]}
         self._root = root
         processes.tell(-1, signal.SIGSTOP)
-        self._all = processes.all_numbers() - _families(root)
+        self._all = processes.all_numbers() - _settled_families(root)
 
     @property
     def is_large(self) -> bool:
@@ -80,7 +81,8 @@ class Crowd:
 
     def end(self) -> set[int]:
         """Kill it, and let all else go on. Returns what was killed, which is gone only when it has been reaped."""
-        others = _families(self._root)
+        others = _settled_families(self._root)
+        self._all |= processes.all_numbers() - others  # with what was just being forked
         # One signal for all that end meanwhile is enough.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         try:
@@ -91,6 +93,17 @@ class Crowd:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._all
+
+
+def _settled_families(root: int) -> set[int]:
+    """The same, when all are stopped: one that was just ending hands its children over meanwhile."""
+    found = _families(root)
+    for _ in range(_READINGS):
+        again = _families(root)
+        if again == found:
+            break
+        found = again
+    return found
 
 
 def _families(root: int) -> set[int]:

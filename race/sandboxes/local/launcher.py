@@ -11,8 +11,6 @@ from race.sandboxes.local.launch import LONGEST_ARGUMENT, Bounds, Launch
 from race.sandboxes.local.sequence import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from race.sandboxes.local.messages import ExecRequest
 
 _ROOM: Final = 32 * 1024
@@ -34,7 +32,7 @@ class Launcher:
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._free: list[Memory] = []
-        self._starting: list[Launch] = []
+        self._running: list[Launch] = []
         self._killed: list[Launch] = []
         self._score = _Score()
 
@@ -65,16 +63,16 @@ class Launcher:
                 except BufferError:
                     memory.close()
                     memory = Memory(2 * memory.size)
+            self.be_first_to_go()
             try:
-                with self.first_to_go():
-                    launch.start()
+                launch.start()
             except OSError:
                 self._take_back(memory)
                 raise
         finally:
             if script >= 0:
                 os.close(script)
-        self._starting.append(launch)
+        self._running.append(launch)
         return launch
 
     def forget(self, launch: Launch, *, is_gone: bool) -> None:
@@ -82,11 +80,10 @@ class Launcher:
 
         Args:
             launch: from `start`.
-            is_gone: whether the shim and the command have ended for sure. One of them was killed, and the other one may
-                still use the memory of the list, if not.
+            is_gone: whether the shim and the command have ended for sure. They were killed, and one of them may still
+                use the memory of the list, if not.
         """
-        if launch in self._starting:
-            self._starting.remove(launch)
+        self._running.remove(launch)
         if is_gone:
             self._take_back(launch.memory)
         else:
@@ -94,9 +91,19 @@ class Launcher:
 
     def _look_at_killed(self) -> None:
         for launch in list(self._killed):
-            if launch.command and not any(map(processes.exists, (launch.pid, launch.command))):
+            if launch.is_lost:
+                launch.tell()
+            if not any(map(processes.exists, {launch.pid, launch.command} - {0})) and (
+                launch.command or not self._may_be_one_without_a_number()
+            ):
                 self._killed.remove(launch)
                 self._take_back(launch.memory)
+
+    def _may_be_one_without_a_number(self) -> bool:
+        """Whether a command may be there that has just been forked, and whose shim was killed before it was known."""
+        shims = {each.pid for each in self._running}
+        found = processes.children(os.getpid())
+        return found is None or any(map(processes.shares_our_command_line, found - shims))
 
     def _take_back(self, memory: Memory) -> None:
         if memory.size == _ROOM and len(self._free) < _KEPT_FREE:
@@ -105,21 +112,17 @@ class Launcher:
         else:
             memory.close()
 
-    @contextlib.contextmanager
-    def first_to_go(self) -> Generator[None]:
-        """What is forked in this context, and by that, goes first when the machine runs out of memory.
+    def be_first_to_go(self) -> None:
+        """Have what is forked from now on go first when the machine runs out of memory.
 
         PID 1 itself is to stay, so this has to `settle`.
         """
         self._score.set(raised=True)
-        yield
 
     def settle(self) -> None:
         """Put PID 1 back in its place, once what was started has what it inherits."""
-        if self._score.is_raised:
-            self._starting = [each for each in self._starting if not each.command]
-            if not self._starting:
-                self._score.set(raised=False)
+        if self._score.is_raised and all(each.command for each in self._running):
+            self._score.set(raised=False)
 
     def patience(self) -> float | None:
         """Seconds until the next `settle`; None if there is no need."""

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _REAPING = 2.0
 """Seconds to wait for what was killed to be gone before answering anyway."""
 _REAPING_CHECK = 0.003
+_LONGEST_WAIT = 3600.0
+"""Seconds; epoll_wait(2) takes no more than some weeks."""
 _OUT_OF_DESCRIPTORS_PAUSE = 0.01
 
 
@@ -55,6 +57,7 @@ class Server:
         self._lifetime = lifetime
         self._guard = guard
         self._connections: dict[int, Connection] = {}
+        self._gone: list[Connection] = []
         self._waiting: list[Callable[[], None]] = []
         self._stopped_before: set[int] | None = None
         self._frozen = False
@@ -110,14 +113,18 @@ class Server:
         ]
         others = (self._lifetime, self._guard, self._launcher, self._crowds)
         waits += [wait for each in others if (wait := each.patience()) is not None]
-        return min(waits, default=None)
+        return min(*waits, _LONGEST_WAIT) if waits else None
+
+    def _asked(self) -> list[Connection]:
+        """All that something was asked on, also those that were closed before it was done."""
+        return [*self._connections.values(), *self._gone]
 
     def _jobs(self) -> list[Job]:
-        return [each.job for each in self._connections.values() if each.job is not None]
+        return [each.job for each in self._asked() if each.job is not None]
 
     def _launches(self) -> list[tuple[Connection, Job, Launch]]:
         """The commands that run."""
-        jobs = [(each, each.job) for each in self._connections.values()]
+        jobs = [(each, each.job) for each in self._asked()]
         return [
             (each, job, job.launch)
             for each, job in jobs
@@ -183,12 +190,8 @@ class Server:
     # Commands and transfers
 
     def _begin(self, connection: Connection, message: Any, descriptors: list[int]) -> None:
-        if self._frozen:
-            _close(descriptors)
-            self._answer(connection, {"error": "the sandbox is frozen"})
-            return
         # Held for a moment, while files are copied, or while what was killed takes up all room for processes.
-        if self._stopped_before is not None or self._crowds.are_there:
+        if not self._frozen and (self._stopped_before is not None or self._crowds.are_there):
             waiting = connection.job = Job([])
             self._waiting.append(lambda: self._start(connection, message, descriptors, waiting))
             return
@@ -199,6 +202,11 @@ class Server:
     ) -> None:
         if connection.job is not waiting:  # it was ended or closed while it waited
             _close(descriptors)
+            return
+        if self._frozen:
+            _close(descriptors)
+            connection.job = None
+            self._answer(connection, {"error": "the sandbox is frozen"})
             return
         try:
             if message["do"] == "exec":
@@ -231,8 +239,8 @@ class Server:
         if message["do"] == "put" and self._guard.disk_is_full:
             self._answer(connection, {"error": worker.DISK_FULL})
             return job
-        with self._launcher.first_to_go():
-            job.pid = os.fork()
+        self._launcher.be_first_to_go()
+        job.pid = os.fork()
         if job.pid == 0:
             worker.work(message, descriptors[0], connection.socket, self._guard.file_size)
         return job
@@ -244,7 +252,7 @@ class Server:
         elif self._frozen:
             self._answer(connection, {"error": "the sandbox is frozen"})
         else:
-            self._waiting.append(lambda: self._named.serve(connection, message, []))
+            self._waiting.append(lambda: self._signal(connection, message))
 
     def _end(self, connection: Connection, *, timed_out: bool = False) -> None:
         job = connection.job
@@ -270,7 +278,7 @@ class Server:
         crowd = Crowd(job.pid)
         if crowd.is_large:
             job.cpu, job.max_rss = crowd.used(job.reaped_by - _REAPING)
-            self._report_killed(connection, job)
+            self._report_killed(connection, job, is_gone=False)
             self._crowds.add(crowd)
         else:
             job.dying = crowd.end()
@@ -279,19 +287,23 @@ class Server:
         now = time.monotonic()
         if self._crowds.look():
             self._go_on()
-        for connection in list(self._connections.values()):
+        self._gone = [
+            each for each in self._gone if each.job is not None and (each.job.pid or each.job.dying)
+        ]
+        for connection in self._asked():
             job = connection.job
             if job is None:
                 continue
             if job.dying is not None:
-                if not any(map(processes.exists, job.dying)) or now >= job.reaped_by:
-                    self._report_killed(connection, job)
+                gone = not any(map(processes.exists, job.dying))
+                if gone or now >= job.reaped_by:
+                    self._report_killed(connection, job, is_gone=gone)
             elif job.deadline is not None and now >= job.deadline:
                 self._end(connection, timed_out=True)
 
-    def _report_killed(self, connection: Connection, job: Job) -> None:
+    def _report_killed(self, connection: Connection, job: Job, *, is_gone: bool) -> None:
         self._report(connection, job, signal.SIGKILL)
-        self._forget(job, is_gone=False)
+        self._forget(job, is_gone=is_gone)
         self._drains.take_over(connection.job)
         connection.job = None
 
@@ -336,14 +348,9 @@ class Server:
                 os.kill(pid, signal.SIGCONT)
 
     def _child_ended(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
-        for connection in list(self._connections.values()):
-            job = connection.job
-            if job is None:
-                continue
-            if job.dying is not None and pid in job.dying:
-                job.dying.discard(pid)
-                job.add(usage)
-            elif job.pid == pid:
+        jobs = [(each, each.job) for each in self._asked()]
+        for connection, job in jobs:
+            if job is not None and job.pid == pid and job.dying is None:
                 job.add(usage)
                 job.pid = 0
                 job.deadline = None
@@ -351,6 +358,11 @@ class Server:
                     self._moved(connection, status)
                 else:
                     self._command_ended(connection, job, job.launch, status)
+                return
+        for _, job in jobs:
+            if job is not None and job.dying is not None and pid in job.dying:
+                job.dying.discard(pid)
+                job.add(usage)
 
     def _moved(self, connection: Connection, status: int) -> None:
         """What moved files has reported, or was itself killed."""
@@ -386,6 +398,8 @@ class Server:
 
     def _status_of_command(self, job: Job, launch: Launch) -> int:
         """How a command ended that the shim, which has ended, left to be reaped here."""
+        if not launch.command:  # it never came to be
+            return launch.status
         job.wait = processes.run_times(launch.command).waited
         with contextlib.suppress(ChildProcessError):
             pid, status, usage = os.wait4(launch.command, os.WNOHANG)
@@ -396,9 +410,14 @@ class Server:
 
     def _closed(self, connection: Connection) -> None:
         """The orchestrator is gone, or wants no more: what it had asked for ends."""
-        if connection.job is not None and not connection.job.survives:
-            self._end(connection)
-        self._drains.take_over(connection.job)
+        job = connection.job
+        self._drains.take_over(job)
+        if job is not None and (job.pid or job.dying is not None):
+            if not job.survives:
+                self._end(connection)
+            self._gone.append(connection)
+        else:
+            connection.job = None  # it has ended, or waits and is not to begin
         self._epoll.unregister(connection.socket.fileno())
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
@@ -417,13 +436,19 @@ class Server:
         self._frozen = self._frozen or what == "freeze"
         if self._stopped_before is None:
             self._stopped_before = processes.stop_all()
+        if self._frozen:
+            self._begin_what_waits()  # it is told that it cannot
 
     def _go_on(self) -> None:
         if self._frozen or self._crowds.are_there or any(each.holding for each in self._connections.values()):
             return
         if self._stopped_before is not None:
-            processes.continue_all(self._stopped_before)
+            # Nobody inside is to stop what works for the orchestrator.
+            processes.continue_all(self._stopped_before - {job.pid for job in self._jobs()})
             self._stopped_before = None
+        self._begin_what_waits()
+
+    def _begin_what_waits(self) -> None:
         waiting, self._waiting = self._waiting, []
         for start in waiting:
             start()

@@ -12,6 +12,9 @@ _AT_REST = "TtZX"
 _STOPPED = "Tt"
 _A_NUMBER = 32
 _ROUNDS_BEFORE_STOPPING_ALL = 3
+_ROUNDS_OF_KILLING = 10
+_LOOKS_AT_ROOT = 20
+_PAUSE = 0.001
 _SETTLING = 1.0
 """Seconds to wait for stopped processes to come to rest. What is deep in the kernel then stops as it leaves
 it."""
@@ -42,6 +45,18 @@ def _processes() -> dict[int, list[str]]:
 def exists(pid: int) -> bool:
     """Whether a process, or its remains, is there."""
     return os.path.exists(f"/proc/{pid}")
+
+
+def shares_our_command_line(pid: int) -> bool:
+    """Whether a process has the command line of this one, as one that still shares its memory."""
+    lines: list[bytes] = []
+    for each in ("self", pid):
+        try:
+            with open(f"/proc/{each}/cmdline", "rb") as file:
+                lines.append(file.read())
+        except OSError:
+            return False
+    return lines[0] == lines[1]
 
 
 class RunTimes(NamedTuple):
@@ -97,8 +112,14 @@ def end_tree(root: int) -> set[int]:
         What was killed. It is gone only when it has been reaped.
     """
     tell(root, signal.SIGSTOP)  # else it would report its command's death as an ordinary one
+    # What it is just forking appears before it stands still.
+    for _ in range(_LOOKS_AT_ROOT):
+        if statistics(f"/proc/{root}/stat")[:1] != ["R"]:
+            break
+        time.sleep(_PAUSE)
     _kill_group_of_first_child(root)
     doomed: set[int] = set()
+    before: set[int] | None = None
     for _ in range(_ROUNDS_BEFORE_STOPPING_ALL):
         new = descendants(root) - doomed
         if not new:
@@ -109,10 +130,18 @@ def end_tree(root: int) -> set[int]:
     else:
         before = stop_all(settling=0.0)
         doomed = descendants(root)
-        _kill(root, doomed)
+    # The root goes last: as long as it is there, whoever loses its parent comes to it.
+    new = doomed
+    for _ in range(_ROUNDS_OF_KILLING):
+        for pid in new:
+            tell(pid, signal.SIGKILL)
+        new = descendants(root) - doomed
+        if not new:
+            break
+        doomed |= new
+    tell(root, signal.SIGKILL)
+    if before is not None:
         continue_all(before)
-        return doomed | {root}
-    _kill(root, doomed)
     return doomed | {root}
 
 
@@ -142,12 +171,6 @@ def _kill_group_of_first_child(root: int) -> None:
         with open(f"/proc/{root}/task/{root}/children", "rb") as file:
             first = int(file.read(_A_NUMBER).split()[0])
         os.killpg(first, signal.SIGKILL)
-
-
-def _kill(root: int, others: set[int]) -> None:
-    tell(root, signal.SIGKILL)
-    for pid in others:
-        tell(pid, signal.SIGKILL)
 
 
 def stop_all(*, settling: float = _SETTLING) -> set[int]:
