@@ -47,7 +47,7 @@ async def test_three_models_race_for_real(
     folder = tmp_path / "primes"
     shutil.copytree(PRIMES, folder, ignore=shutil.ignore_patterns("__pycache__"))
     # What a million costs here is not what this shows.
-    bench = (folder / "bench.py").read_text().replace("1_000_000", "20_000").replace("78_498", "2262")
+    bench = (folder / "bench.py").read_text().replace("1_000_000", "60_000").replace("78_498", "6057")
     (folder / "bench.py").write_text(bench)
     git(folder, "init", "-q")
     git(folder, "add", "-A")
