@@ -18,6 +18,9 @@ from race.sandboxes.local.owned import own_directories
 VERSION = 1
 """To be raised when what is built here changes."""
 
+_APT = "/etc/apt/apt.conf.d/00-one-user"
+"""Tells apt not to become another user, where there is only one: it looks whether it has become that."""
+
 
 class HostImage:
     """Builds the skeleton and the masks.
@@ -113,6 +116,8 @@ class HostImage:
         """Give what programs cannot do without, in place of what is hidden."""
         for path, (text, mode) in host_mask.REPLACED.items():
             self._replace(path, text, mode)
+        if not self._as_root and Path(_APT).parent.is_dir():
+            self._replace(_APT, 'APT::Sandbox::User "root";\n', 0o644)
         resolver = Path("/etc/resolv.conf")
         if resolver.is_symlink() and resolver.exists():  # it leads into /run, which a sandbox has empty
             self._replace(str(resolver), resolver.read_text(), 0o644)
