@@ -364,6 +364,13 @@ def taken(pid1: int) -> tuple[int, int]:
     return len(list(Path(f"/proc/{pid1}/fd").iterdir())), Path(f"/proc/{pid1}/maps").read_text().count("\n")
 
 
+async def in_use(provider: LocalProvider, sandbox: Sandbox) -> tuple[int, tuple[int, int]]:
+    """The number of PID 1, after a first command, and what it has `taken`."""
+    await sandbox.exec("true")
+    pid1 = pid1_of(provider, sandbox.name)
+    return pid1, taken(pid1)
+
+
 async def takes_no_more(pid1: int, before: tuple[int, int]) -> None:
     """Wait until PID 1 has given back what it took, but for what it keeps for the next commands."""
 
@@ -375,9 +382,7 @@ async def takes_no_more(pid1: int, before: tuple[int, int]) -> None:
 
 
 async def test_what_nobody_waits_for_any_more_is_not_begun(provider: LocalProvider, sandbox: Sandbox) -> None:
-    await sandbox.exec("true")
-    pid1 = pid1_of(provider, sandbox.name)
-    before = taken(pid1)
+    pid1, before = await in_use(provider, sandbox)
     async with held(provider, sandbox.name):
         for _ in range(20):
             await ask_and_go(provider, sandbox.name, "echo >/tmp/begun")
@@ -390,9 +395,7 @@ async def test_what_nobody_waits_for_any_more_is_not_begun(provider: LocalProvid
 async def test_what_a_killed_orchestrator_asked_for_is_ended_and_leaves_nothing(
     provider: LocalProvider, sandbox: Sandbox
 ) -> None:
-    await sandbox.exec("true")
-    pid1 = pid1_of(provider, sandbox.name)
-    before = taken(pid1)
+    pid1, before = await in_use(provider, sandbox)
     for number in range(200):
         await ask_and_go(provider, sandbox.name, "sleep 61", number % 4 / 2000)
     await takes_no_more(pid1, before)
@@ -407,9 +410,7 @@ async def test_what_a_killed_orchestrator_asked_for_is_ended_and_leaves_nothing(
 async def test_commands_that_are_ended_at_once_leave_nothing(
     provider: LocalProvider, sandbox: Sandbox
 ) -> None:
-    await sandbox.exec("true")
-    pid1 = pid1_of(provider, sandbox.name)
-    before = taken(pid1)
+    pid1, before = await in_use(provider, sandbox)
     for number in range(200):
         assert (await sandbox.exec("sleep 61", timeout=number % 4 / 2000)).timed_out
         with anyio.move_on_after(number % 4 / 1000):
@@ -437,9 +438,7 @@ while time.monotonic() < end:
                 pass
 """
     over = anyio.Event()
-    await sandbox.exec("true")
-    pid1 = pid1_of(provider, sandbox.name)
-    before = taken(pid1)
+    pid1, before = await in_use(provider, sandbox)
 
     async def attacked() -> None:
         await sandbox.exec(["python3", "-c", attack])

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import stat
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -112,22 +113,24 @@ class Differences:
     def _contents(self, handle: str) -> dict[bytes, tuple[bytes, int, bytes]]:
         """The kind, the mode and a digest of each path below the folder, without that itself."""
         found: dict[bytes, tuple[bytes, int, bytes]] = {}
-        with (
-            contextlib.suppress(FileNotFoundError),
-            self._engine.archive(handle, b"/" + self._under) as members,
-        ):
-            top: bytes | None = None
-            for member, archive in members:
-                name = member.name.encode("utf-8", "surrogateescape").strip(b"/")
-                top = name if top is None else top
+        with contextlib.suppress(FileNotFoundError):
+            for below, member, archive in self._members(handle, self._under):
                 digest = hashlib.blake2b(member.linkname.encode("utf-8", "surrogateescape"))
                 if member.isreg() and (file := archive.extractfile(member)) is not None:
                     while piece := file.read(_PIECE):
                         digest.update(piece)
-                below = name[len(top) :].strip(b"/")
                 if below:
                     found[self._under + b"/" + below] = (member.type, member.mode, digest.digest())
         return found
+
+    def _members(self, handle: str, path: bytes) -> Iterator[tuple[bytes, tarfile.TarInfo, tarfile.TarFile]]:
+        """What is at a path and below it, each with its path from there."""
+        with self._engine.archive(handle, b"/" + path) as members:
+            top: bytes | None = None
+            for member, archive in members:
+                name = member.name.encode("utf-8", "surrogateescape").strip(b"/")
+                top = name if top is None else top
+                yield name[len(top) :].strip(b"/"), member, archive
 
     def _listed(self, handle: str, path: bytes) -> set[bytes]:
         """The names in a directory."""
@@ -135,15 +138,10 @@ class Differences:
 
     def _targets(self, handle: str, path: bytes) -> dict[bytes, bytes]:
         """What is below a directory, and where the links among it point."""
-        found: dict[bytes, bytes] = {}
-        with self._engine.archive(handle, b"/" + path) as members:
-            top: bytes | None = None
-            for member, _ in members:
-                name = member.name.encode("utf-8", "surrogateescape").strip(b"/")
-                top = name if top is None else top
-                below = name[len(top) :].strip(b"/")
-                found[below] = member.linkname.encode("utf-8", "surrogateescape") if member.issym() else b""
-        return found
+        return {
+            below: member.linkname.encode("utf-8", "surrogateescape") if member.issym() else b""
+            for below, member, _ in self._members(handle, path)
+        }
 
     def _change(self, path: bytes, status: Status, *, existed: bool) -> Change:
         result = os.stat_result((status.mode, 0, 0, 0, 0, 0, status.size, 0, 0, 0))

@@ -25,9 +25,6 @@ _HEARING: Final = 0.05
 _GOING_ON: Final = 0.01
 """Seconds to leave the processor to whoever has heard it."""
 _READINGS: Final = 5
-_REAPING: Final = 2.0
-"""Seconds to wait for what was killed to be gone before new processes are started anyway."""
-_REAPING_CHECK: Final = 0.003
 _ASKED_FOR_SIZE: Final = 20
 """One of how many is asked how large it is, as they are mostly alike."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -144,14 +141,14 @@ class Crowds:
         """Kill what is stopped only."""
         if self._stopped is not None:
             self._killed |= self._stopped.end()
-            self._until = time.monotonic() + _REAPING
+            self._until = time.monotonic() + processes.REAPING
             self._stopped = None
 
     def patience(self) -> float | None:
         """Seconds until the next `look`; None if there is no need."""
         if self._stopped is not None:
             return max(0.0, self._until - time.monotonic())
-        return _REAPING_CHECK if self._killed else None
+        return processes.REAPING_CHECK if self._killed else None
 
     def look(self) -> bool:
         """Go on. Returns whether the last one is gone now."""

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 from race.sandboxes.local import syscalls
 from race.sandboxes.local.sequence import NEVER, WHATEVER, Call
-from race.sandboxes.local.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
+from race.sandboxes.local.syscalls import (
+    AT_FDCWD,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +49,6 @@ _LEAST_PID_MAX = 1024
 _CORES_IN_A_MASK: Final = 1024
 _PAGE: Final = 4096
 
-_AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
 _CLOEXEC: Final = 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
@@ -144,7 +151,7 @@ def _devices() -> list[Call]:
         calls += [
             Call(
                 "openat",
-                (_AT_FDCWD, _text(f"dev/{name}"), flags, 0o666),
+                (AT_FDCWD, _text(f"dev/{name}"), flags, 0o666),
                 least=FREE,
                 about=f"open dev/{name}",
             ),
@@ -153,7 +160,7 @@ def _devices() -> list[Call]:
         ]
     for name, target in _DEVICE_LINKS.items():
         calls.append(
-            Call("symlinkat", (_text(target), _AT_FDCWD, _text(f"dev/{name}")), about=f"symlink dev/{name}")
+            Call("symlinkat", (_text(target), AT_FDCWD, _text(f"dev/{name}")), about=f"symlink dev/{name}")
         )
     options = "newinstance,ptmxmode=0666,mode=620"
     return [
@@ -176,7 +183,7 @@ def _hardware() -> list[Call]:
         calls += [
             _folder(target),
             # There may be no NUMA, or a container without /sys.
-            Call("open_tree", (_AT_FDCWD, _text(shown), flags), least=FREE, instead=f"after {name}"),
+            Call("open_tree", (AT_FDCWD, _text(shown), flags), least=FREE, instead=f"after {name}"),
             Call(
                 "mount_setattr",
                 (FREE, b"\0", _AT_EMPTY_PATH, read_only, len(read_only)),
@@ -192,7 +199,7 @@ def _hardware() -> list[Call]:
 def written(path: str, text: str) -> list[Call]:
     """Write to a file of the kernel's."""
     return [
-        Call("openat", (_AT_FDCWD, _text(path), os.O_WRONLY | os.O_CLOEXEC), least=FREE, about=path),
+        Call("openat", (AT_FDCWD, _text(path), os.O_WRONLY | os.O_CLOEXEC), least=FREE, about=path),
         Call("write", (FREE, text.encode(), len(text)), least=len(text), about=path),
         Call("close", (FREE,)),
     ]
@@ -233,7 +240,7 @@ def _text(text: str) -> bytes:
 
 
 def _folder(path: str, mode: int = 0o777) -> Call:
-    return Call("mkdirat", (_AT_FDCWD, _text(path), mode), about=f"mkdir {path}")
+    return Call("mkdirat", (AT_FDCWD, _text(path), mode), about=f"mkdir {path}")
 
 
 def _mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> Call:
@@ -242,5 +249,5 @@ def _mount(source: str, target: str, kind: str = "", flags: int = 0, data: str =
 
 
 def _attached(mounted: int, target: str) -> Call:
-    arguments = (mounted, b"\0", _AT_FDCWD, _text(target), _MOVE_MOUNT_F_EMPTY_PATH)
+    arguments = (mounted, b"\0", AT_FDCWD, _text(target), _MOVE_MOUNT_F_EMPTY_PATH)
     return Call("move_mount", arguments, about=f"move_mount {target}")

@@ -22,7 +22,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from race.sandboxes.local import sequence, syscalls
+from race.sandboxes.local import sequence, syscalls, wire
 from race.sandboxes.local.sequence import NEVER, WHATEVER, Call, Memory, SharedSystemCalls
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ _LONGEST_REASON: Final = 200
 _CLONE_VM: Final = 0x100
 _CLONE_PIDFD: Final = 0x1000
 _CLONE_VFORK: Final = 0x4000
-_CLONE_PARENT_SETTID: Final = 0x100000
 _CLONE_CHILD_SETTID: Final = 0x1000000
 _ALL_SIGNALS: Final = b"\xff" * 8
 _SIGNAL_SET: Final = 8
@@ -55,7 +54,6 @@ _SET_ANEW: Final = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, 32, 33)
 """What PID 1 has a handler for, which must not run elsewhere, and what Python and glibc's posix_spawn(3) ignore."""
 _P_ALL: Final = 0
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_AT_FDCWD: Final = -100
 _LAST_DESCRIPTOR: Final = 0xFFFFFFFF
 _TIOCSCTTY: Final = 0x540E
 _TIOCGPTPEER: Final = 0x5441
@@ -63,8 +61,6 @@ _TIOCSPTLCK: Final = 0x40045431
 _TIOCSWINSZ: Final = 0x5414
 """From asm-generic/ioctls.h, which x86_64 and aarch64 share."""
 _MISSING: Final = (errno.ENOENT, errno.ENOTDIR)
-_DONE: Final = b'={"done": true}'
-"""As `wire` would send it."""
 
 
 class Bounds(NamedTuple):
@@ -79,13 +75,6 @@ class Bounds(NamedTuple):
     processes: int | None
     files: tuple[int, int]
     file_size: int | None = None
-
-
-class _Try(NamedTuple):
-    """A program that may be the one that is meant, and where that text is."""
-
-    path: bytes
-    address: int
 
 
 class Launch:
@@ -124,7 +113,7 @@ class Launch:
         self._script = script
         self._bounds = bounds
         self._shares_memory = sequence.runs_as_machine_code()
-        self._tries: list[_Try] = []
+        self._tries: list[int] = []  # where the paths are of what may be the program
         self._sh = self._text(b"/bin/sh")
         self._for_sh = 0
         self._name = os.fsencode((request["argv"] or ["sh"])[0])
@@ -182,7 +171,7 @@ class Launch:
 
     def _until_shim(self) -> list[Call]:
         every = self.memory.put(_ALL_SIGNALS)
-        flags = _CLONE_PARENT_SETTID | signal.SIGCHLD | (_CLONE_VM if self._shares_memory else 0)
+        flags = syscalls.CLONE_PARENT_SETTID | signal.SIGCHLD | (_CLONE_VM if self._shares_memory else 0)
         return [
             # No handler of PID 1's may run in a process that shares its memory.
             Call("rt_sigprocmask", (signal.SIG_SETMASK, every, self._mask, _SIGNAL_SET)),
@@ -253,13 +242,13 @@ class Launch:
         put = self.memory.put
         unlocked = put(struct.pack("i", 0))
         window = put(struct.pack("HHHH", *size, 0, 0))
-        data = put(struct.pack("qq", put(_DONE), len(_DONE)))
+        data = put(struct.pack("qq", put(wire.DONE), len(wire.DONE)))
         rights = struct.pack("qiiixxxx", socket.CMSG_LEN(4), socket.SOL_SOCKET, socket.SCM_RIGHTS, master)
         message = put(struct.pack("qixxxxqqqqixxxx", 0, 0, data, 1, put(rights), len(rights), 0))
         device = self._text(b"/dev/ptmx")
         flags = os.O_RDWR | os.O_NOCTTY
         return [
-            Call("openat", (_AT_FDCWD, device, flags | os.O_CLOEXEC), instead="broken"),
+            Call("openat", (syscalls.AT_FDCWD, device, flags | os.O_CLOEXEC), instead="broken"),
             Call("ioctl", (master, _TIOCSPTLCK, unlocked), instead="broken"),
             Call("ioctl", (master, _TIOCGPTPEER, flags), instead="broken"),
             Call("ioctl", (master, _TIOCSWINSZ, window), instead="broken"),
@@ -275,7 +264,12 @@ class Launch:
         return [
             Call(*look, instead="started"),
             Call("getpid", least=NEVER, instead="wait"),
-            Call("write", (connection, self.memory.put(_DONE), len(_DONE)), least=WHATEVER, label="started"),
+            Call(
+                "write",
+                (connection, self.memory.put(wire.DONE), len(wire.DONE)),
+                least=WHATEVER,
+                label="started",
+            ),
         ]
 
     def _of_command(self) -> list[Call]:
@@ -311,10 +305,10 @@ class Launch:
         return [os.path.join(folder or b".", name) for folder in path.split(b":")]
 
     def _execute(self, path: bytes, arguments: int, instead: str) -> Call:
-        self._tries.append(_Try(path, self._text(path)))
+        self._tries.append(self._text(path))
         return Call(
             "execve",
-            (self._tries[-1].address, arguments, self._environment),
+            (self._tries[-1], arguments, self._environment),
             instead=instead,
             label=f"run {len(self._tries) - 1}",
         )
@@ -341,14 +335,19 @@ class Launch:
         calls: list[Call] = []
         for number, path in enumerate(self._search(self._name)):
             run = self._execute(path, arguments, f"not {number}")
-            found = self._tries[number].address
+            found = self._tries[number]
             folder = self._text(path + b"/.")
             calls += [
                 Call(
-                    "faccessat", (_AT_FDCWD, found, os.X_OK), instead=f"after {number}", label=f"may {number}"
+                    "faccessat",
+                    (syscalls.AT_FDCWD, found, os.X_OK),
+                    instead=f"after {number}",
+                    label=f"may {number}",
                 ),
                 run,
-                Call("faccessat", (_AT_FDCWD, folder, os.F_OK), instead="lost", label=f"not {number}"),
+                Call(
+                    "faccessat", (syscalls.AT_FDCWD, folder, os.F_OK), instead="lost", label=f"not {number}"
+                ),
                 Call("getpid", label=f"after {number}"),
             ]
         return calls
@@ -381,7 +380,7 @@ class Launch:
     def _reason(self) -> tuple[int, int]:
         """Why no program could be started: the address of its path, and the number of the error."""
         results = {call.label: -result for call, result in self._calls.failed()}
-        tried = [(each.address, results.get(f"run {place}", 0)) for place, each in enumerate(self._tries)]
+        tried = [(each, results.get(f"run {place}", 0)) for place, each in enumerate(self._tries)]
         if self._request["script"] is None and b"/" not in self._name:
             # One that may be executed is the one that is meant, unless it is a folder.
             tried = [each for place, each in enumerate(tried) if f"not {place}" in results]

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from race.sandboxes.local.lifetimes import Lifetime
     from race.sandboxes.local.messages import Ended
 
-_REAPING = 2.0
-"""Seconds to wait for what was killed to be gone before answering anyway."""
-_REAPING_CHECK = 0.003
 _LONGEST_WAIT = 3600.0
 """Seconds; epoll_wait(2) takes no more than some weeks."""
 _OUT_OF_DESCRIPTORS_PAUSE = 0.01
@@ -107,7 +104,7 @@ class Server:
     def _patience(self) -> float | None:
         now = time.monotonic()
         waits = [
-            _REAPING_CHECK if job.dying else max(0.0, (job.deadline or now) - now)
+            processes.REAPING_CHECK if job.dying else max(0.0, (job.deadline or now) - now)
             for job in self._jobs()
             if job.dying or job.deadline is not None
         ]
@@ -263,13 +260,14 @@ class Server:
             return
         job.timed_out = timed_out
         job.deadline = None
-        job.reaped_by = time.monotonic() + _REAPING
+        job.reaped_by = time.monotonic() + processes.REAPING
         job.dying = set()
         if job.pid:
             self._end_all_below(connection, job)
 
     def _end_all_below(self, connection: Connection, job: Job) -> None:
         """End the child of a job and all that it started."""
+        now = time.monotonic()
         self._crowds.kill()
         below = processes.children(os.getpid())
         if below is None or (below != {job.pid} and not crowds.may_be_many()):
@@ -277,7 +275,7 @@ class Server:
             return
         crowd = Crowd(job.pid)
         if crowd.is_large:
-            job.cpu, job.max_rss = crowd.used(job.reaped_by - _REAPING)
+            job.cpu, job.max_rss = crowd.used(now)
             self._report_killed(connection, job, is_gone=False)
             self._crowds.add(crowd)
         else:

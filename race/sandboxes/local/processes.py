@@ -8,6 +8,10 @@ import signal
 import time
 from typing import NamedTuple
 
+REAPING = 2.0
+"""Seconds to wait for what was killed to be gone, before going on anyway."""
+REAPING_CHECK = 0.003
+
 _AT_REST = "TtZX"
 _STOPPED = "Tt"
 _A_NUMBER = 32

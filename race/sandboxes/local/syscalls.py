@@ -17,6 +17,7 @@ MACHINE = os.uname().machine
 """The processor as the kernel names it: ``x86_64`` or ``aarch64``."""
 
 
+CLONE_PARENT_SETTID = 0x00100000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -48,7 +49,7 @@ _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_ADD_RULE = 445
 _LANDLOCK_RESTRICT_SELF = 446
 
-_AT_FDCWD = -100
+AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _MNT_DETACH = 2
 _MOUNT_ATTR_IDMAP = 0x00100000
@@ -136,7 +137,7 @@ def detach(target: str) -> None:
 def clone_mount(path: str) -> int:
     """A descriptor of a detached copy of the mount at ``path``, without what is mounted below it."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
-    return _call(_OPEN_TREE, f"open_tree {path}", _AT_FDCWD, os.fsencode(path), flags)
+    return _call(_OPEN_TREE, f"open_tree {path}", AT_FDCWD, os.fsencode(path), flags)
 
 
 def map_mount(mount_fd: int, namespace_fd: int) -> None:
@@ -152,7 +153,7 @@ def attach_mount(mount_fd: int, target: str) -> None:
         f"move_mount {target}",
         mount_fd,
         b"",
-        _AT_FDCWD,
+        AT_FDCWD,
         os.fsencode(target),
         _MOVE_MOUNT_F_EMPTY_PATH,
     )

@@ -42,8 +42,6 @@ _NAMESPACES = (
     | syscalls.CLONE_NEWIPC
     | syscalls.CLONE_NEWUTS
 )
-_READY = b'={"done": true}'
-"""As `wire` would send it."""
 FIRST = 128
 """The first of the descriptors that the zygote leaves for a new PID 1; those below are its own."""
 _LISTENER, _ANSWER, _MAPS, _PLAN, _ASKED, _WATCHED = range(FIRST, FIRST + 6)
@@ -53,7 +51,6 @@ _QUIET = ("let in", "noted")
 """Where PID 1 just ends if what it waits for is gone: somebody else has said why."""
 _CLONE_FS = 0x200
 _CLONE_FILES = 0x400
-_CLONE_PARENT_SETTID = 0x100000
 _MOST_OF_A_PLAN = 4 << 20
 """Bytes of memory for a plan, of which only those that are used exist."""
 _READ_WRITE = 3
@@ -164,7 +161,9 @@ class Template:
         return [
             Call("read", (self._wait, self._anything, 1), least=1, label="next"),
             # Its number is written to memory that the zygote sees too.
-            Call("clone", (flags | _CLONE_PARENT_SETTID | signal.SIGCHLD, 0, told, 0, 0), label="clone"),
+            Call(
+                "clone", (flags | syscalls.CLONE_PARENT_SETTID | signal.SIGCHLD, 0, told, 0, 0), label="clone"
+            ),
             Call("getpid", least=2, instead="pid 1"),  # that is the first one only in its own namespace
             Call("write", (self._tell, told, 4), least=4),
             Call("getpid", least=NEVER, instead="next"),
@@ -190,7 +189,7 @@ class Template:
             Call("getpid", least=NEVER, instead="rest of the plan"),
             Call("madvise", (self._plan, _MOST_OF_A_PLAN, _MADV_DONTNEED), label="built"),
             *confine.confinement(program, share_network=kind.shares_network),
-            Call("write", (_ANSWER, _READY, len(_READY)), least=1),
+            Call("write", (_ANSWER, wire.DONE, len(wire.DONE)), least=1),
             # It must not stay if the orchestrator dies before it has noted this sandbox down.
             Call("read", (_ANSWER, anything, 1), least=1, label="noted"),
             *(Call("close", (each,)) for each in (_ANSWER, _MAPS)),

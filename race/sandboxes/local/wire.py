@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+DONE = b'={"done": true}'
+"""What `send` makes of "it is done", for those who send it without Python."""
 _PACKET = 64 * 1024
 _DESCRIPTORS = 16
 
